@@ -1,0 +1,29 @@
+"""Shape-annotated tensor types.
+
+The letters used everywhere: B batch, N observations (keys), M query times, H heads, C channels a
+head, D width, J modes, F features. Annotations such as ``Float[Tensor, "B N H C"]`` are checked by
+jaxtyping in the tests; a plain install does not need it, so the names fall back to inert stubs.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Complex, Float, Int
+else:
+    try:
+        from jaxtyping import Bool, Complex, Float, Int
+    except ImportError:
+
+        class _Unchecked:
+            """Stands in for a jaxtyping dtype: ``Float[Tensor, "..."]`` is then just ``Tensor``."""
+
+            def __class_getitem__(cls, item: Any) -> Any:
+                return item[0]
+
+        Bool = Complex = Float = Int = _Unchecked
+
+__all__ = ["Bool", "Complex", "Float", "Int", "Tensor"]

@@ -1,0 +1,36 @@
+"""What every test shares: one seed, two threads."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+from hypothesis import settings
+
+SEED = 0
+
+# Figures are written to files, never to a screen.
+os.environ.setdefault("MPLBACKEND", "Agg")
+
+# A slow machine is not a failing test; the same examples are drawn in each run.
+settings.register_profile("osciformer", deadline=None, derandomize=True, print_blob=True)
+settings.load_profile("osciformer")
+
+
+def pytest_configure() -> None:
+    """Keep to two threads, so that a run on a small machine and on a large one agree."""
+    torch.set_num_threads(min(2, torch.get_num_threads()))
+
+
+@pytest.fixture(autouse=True)
+def seed() -> int:
+    """Seed torch before each test and return the seed, for generators of the test's own."""
+    torch.manual_seed(SEED)
+    return SEED
+
+
+@pytest.fixture
+def generator(seed: int) -> torch.Generator:
+    """Return a CPU generator, for tests that draw from it alone."""
+    return torch.Generator().manual_seed(seed)
