@@ -1,0 +1,176 @@
+r"""Averages of the propagator against sinusoids, the kernels of the paper's closed-form logit.
+
+With $z_{1,2} = (-\gamma + i w \pm \sigma)\Delta$ and $\varphi_1(z) = (e^z - 1)/z$ the averages are
+
+$$\frac1\Delta\int_0^\Delta g_{12}(s) e^{iws} ds = \Delta\,\Phi, \qquad
+  \frac1\Delta\int_0^\Delta g_{11}(s) e^{iws} ds = \Psi + \gamma\Delta\,\Phi,$$
+
+$\Phi = \varphi_1[z_1, z_2]$ (divided difference), $\Psi = (\varphi_1(z_1) + \varphi_1(z_2))/2$,
+entire functions of $m = (z_1 + z_2)/2$ and $h^2 = ((z_1 - z_2)/2)^2$: no regime, resonance or zero
+gap is special, only the way of evaluating them is. The paper prints one underdamped formula, which
+divides by zero at each of those.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+
+from osciformer._types import Complex, Float, Tensor
+
+_SMALL = 0.5
+
+
+def phi1(z: Complex[Tensor, "*S"]) -> Complex[Tensor, "*S"]:
+    r"""Return $\varphi_1(z) = (e^z - 1)/z = \int_0^1 e^{z\theta} d\theta$, which is 1 at zero.
+
+    Args:
+        z: Complex numbers; accuracy does not depend on their size where the real part is at
+            most zero.
+
+    Example:
+        >>> phi1(torch.tensor([0j, 1j * torch.pi])).abs()
+        tensor([1.0000, 0.6366])
+    """
+    small = z.detach().abs() < _SMALL
+    near, far = torch.where(small, z, 0.0), torch.where(small, 1.0, z)
+    series = torch.zeros_like(z)
+    for n in range(_num_terms(z.dtype, 12, 18) - 1, -1, -1):
+        series = series * near + 1.0 / math.factorial(n + 1)
+    return torch.where(small, series, (torch.exp(far) - 1.0) / far)
+
+
+def modulated_averages(
+    delta: Float[Tensor, "*#S"],
+    mode_omega: Float[Tensor, "*#S"],
+    omega: Float[Tensor, "*#S"],
+    zeta: Float[Tensor, "*#S"],
+) -> tuple[Complex[Tensor, "*#S"], Complex[Tensor, "*#S"]]:
+    r"""Return the averages of $g_{11}$ and $g_{12}$ over a gap, weighted with $e^{iws}$.
+
+    $$G_{1k} = \frac1\Delta \int_0^\Delta g_{1k}(s)\, e^{iws}\, ds$$
+
+    Finite and smooth in every argument at zero gap (where $G_{11} = 1$, $G_{12} = 0$), critical
+    damping, zero damping, resonance, $w = 0$ and $\omega = 0$.
+
+    Args:
+        delta: Gap, at least 0.
+        mode_omega: Frequency w of the weight, of either sign.
+        omega: Natural frequency of the oscillator, at least 0.
+        zeta: Its damping ratio, at least 0.
+
+    Returns:
+        $(G_{11}, G_{12})$, complex, broadcast over the inputs.
+
+    Example:
+        >>> g11, g12 = modulated_averages(*torch.tensor([2.0, 0.0, 3.0, 0.0]))
+        >>> bool(torch.isclose(g11.real, torch.sin(torch.tensor(6.0)) / 6.0))
+        True
+    """
+    inputs = torch.broadcast_tensors(delta, mode_omega, omega, zeta)
+    shape = inputs[0].shape
+    phi, psi = (x.reshape(shape) for x in _phi_psi(*(x.reshape(-1) for x in inputs)))
+    g12 = delta * phi
+    return psi + zeta * omega * g12, g12
+
+
+def _phi_psi(
+    delta: Tensor, mode_omega: Tensor, omega: Tensor, zeta: Tensor
+) -> tuple[Tensor, Tensor]:
+    gamma_d, omega_d, mode_d = zeta * omega * delta, omega * delta, mode_omega * delta
+    m = torch.complex(-gamma_d, mode_d)
+    h2 = (zeta - 1.0) * (zeta + 1.0) * omega_d * omega_d
+    # z1 * z2; m^2 - h^2 would cancel near resonance.
+    product = torch.complex(
+        (omega - mode_omega) * (omega + mode_omega) * delta * delta, -2.0 * gamma_d * mode_d
+    )
+
+    with torch.no_grad():
+        over = h2 > 0
+        root = h2.abs().sqrt()
+        slow = torch.where(over, omega_d * omega_d / (gamma_d + root), gamma_d)
+        fast = torch.where(over, gamma_d + root, gamma_d)
+        turn = torch.where(over, 0.0, root)
+        size1 = torch.hypot(slow, mode_d + turn)
+        size2 = torch.hypot(fast, mode_d - turn)
+        short = torch.maximum(size1, size2) < 1.0
+        near_pole = ~short & (torch.minimum(size1, size2) < _SMALL)
+        critical = ~short & ~near_pole & (root < 0.25)
+    branches: list[tuple[Tensor, Callable[..., tuple[Tensor, Tensor]]]] = [
+        (short, _by_series),
+        (near_pole, _by_difference),
+        (critical, _by_product_near_critical),
+        (~short & ~near_pole & ~critical, _by_product),
+    ]
+    phi, psi = torch.zeros_like(m), torch.zeros_like(m)
+    for chosen, branch in branches:
+        # Each branch sees only its own points, so none can leak a NaN into another's gradient.
+        where = chosen.nonzero()[:, 0]
+        if where.numel() == 0:
+            continue
+        part_phi, part_psi = branch(*(x[where] for x in (m, h2, product, gamma_d, omega_d, mode_d)))
+        phi, psi = phi.index_copy(0, where, part_phi), psi.index_copy(0, where, part_psi)
+    return phi, psi
+
+
+def _by_series(
+    m: Tensor, h2: Tensor, product: Tensor, gamma_d: Tensor, omega_d: Tensor, mode_d: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Both |z| < 1: power series in the symmetric functions of z1 and z2, without a root."""
+    u_previous, u = torch.zeros_like(m), torch.ones_like(m)
+    t_previous, t = torch.ones_like(m), m
+    phi, psi = torch.zeros_like(m), torch.ones_like(m)
+    for n in range(1, _num_terms(m.dtype, 14, 24)):
+        weight = 1.0 / math.factorial(n + 1)
+        phi, psi = phi + weight * u, psi + weight * t
+        u_previous, u = u, 2.0 * m * u - product * u_previous
+        t_previous, t = t, 2.0 * m * t - product * t_previous
+    return phi, psi
+
+
+def _by_difference(
+    m: Tensor, h2: Tensor, product: Tensor, gamma_d: Tensor, omega_d: Tensor, mode_d: Tensor
+) -> tuple[Tensor, Tensor]:
+    """One |z| small, the other not: resonance, or slow creep. Then |h| >= 1/4."""
+    z1, z2 = _roots(h2, gamma_d, omega_d, mode_d)
+    a, b = phi1(z1), phi1(z2)
+    return (a - b) / (z1 - z2), 0.5 * (a + b)
+
+
+def _by_product(
+    m: Tensor, h2: Tensor, product: Tensor, gamma_d: Tensor, omega_d: Tensor, mode_d: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Both |z| >= 1/2 and well apart. Dividing by z1 z2 keeps all digits for large z."""
+    z1, z2 = _roots(h2, gamma_d, omega_d, mode_d)
+    e1, e2 = torch.exp(z1), torch.exp(z2)
+    phi = (1.0 - (z1 * e2 - z2 * e1) / (z1 - z2)) / product
+    return phi, 0.5 * ((e1 - 1.0) / z1 + (e2 - 1.0) / z2)
+
+
+def _by_product_near_critical(
+    m: Tensor, h2: Tensor, product: Tensor, gamma_d: Tensor, omega_d: Tensor, mode_d: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Both |z| >= 1/2 and |h| < 1/4: cosh h and sinh h / h as series in h^2."""
+    cosh, sinhc = torch.zeros_like(h2), torch.zeros_like(h2)
+    for n in range(7, -1, -1):
+        cosh = cosh * h2 + 1.0 / math.factorial(2 * n)
+        sinhc = sinhc * h2 + 1.0 / math.factorial(2 * n + 1)
+    e = torch.exp(m)
+    return (1.0 - e * (cosh - m * sinhc)) / product, (e * (m * cosh - h2 * sinhc) - m) / product
+
+
+def _roots(h2: Tensor, gamma_d: Tensor, omega_d: Tensor, mode_d: Tensor) -> tuple[Tensor, Tensor]:
+    """Return z1 and z2 for |h^2| > 0, overdamped or underdamped."""
+    over = h2 > 0
+    root = h2.abs().sqrt()
+    fast = torch.where(over, gamma_d + root, gamma_d)
+    # gamma - sigma, written without the cancellation that costs zeta^2 in accuracy.
+    slow = torch.where(over, omega_d * omega_d / torch.where(over, fast, 1.0), gamma_d)
+    turn = torch.where(over, 0.0, root)
+    return torch.complex(-slow, mode_d + turn), torch.complex(-fast, mode_d - turn)
+
+
+def _num_terms(dtype: torch.dtype, single: int, double: int) -> int:
+    return double if dtype in (torch.float64, torch.complex128) else single

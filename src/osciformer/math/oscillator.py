@@ -1,0 +1,276 @@
+r"""The damped oscillator: one smooth formula for all regimes, and its iterated integrals.
+
+For $\ddot x + 2\gamma\dot x + \omega^2 x = 0$ with $\gamma = \zeta\omega$ the propagator of the state
+$(x, \dot x)$ over a time $s \ge 0$ is
+
+$$e^{As} = \begin{pmatrix} g_{11} & g_{12} \\ g_{21} & g_{22} \end{pmatrix}, \qquad
+g_{12} = s\,e^{-\gamma s} S(\sigma^2 s^2),\quad \sigma^2 = \gamma^2 - \omega^2,$$
+
+with the entire function $S(z) = \sinh\sqrt z/\sqrt z$. Everything the attention layer needs over one
+gap follows from $g_{12}$ and its iterated integrals $i_{12} = \int g_{12}$, $k_{12} = \int i_{12}$,
+$l_{12} = \int k_{12}$ through the recurrences (integrate the equation of motion once, twice, ...)
+
+$$g_{22} - 1 = -2\gamma g_{12} - \omega^2 i_{12},\quad
+g_{12} = s - 2\gamma i_{12} - \omega^2 k_{12},\quad
+i_{12} = \tfrac{s^2}{2} - 2\gamma k_{12} - \omega^2 l_{12}.$$
+
+Read downwards they are free of cancellation for short gaps, read upwards for long ones.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+
+from osciformer._types import Float, Tensor
+
+#: Below this value of |eigenvalue| * s the power series is used, above it the recurrence upwards.
+SERIES_RADIUS = 0.5
+# zeta above which the two real decay rates are far enough apart to be treated one by one.
+_SPLIT_DISCRIMINANT = 0.1
+_NEAR_CRITICAL = 0.25
+
+
+def fastest_rate(omega: Tensor, zeta: Tensor) -> Tensor:
+    """Return the larger modulus of the two eigenvalues of the oscillator."""
+    gamma = zeta * omega
+    discriminant = omega * omega * (zeta - 1.0) * (zeta + 1.0)
+    is_over = discriminant > 0
+    root = torch.where(is_over, torch.where(is_over, discriminant, 1.0).sqrt(), 0.0)
+    return torch.where(is_over, gamma + root, omega)
+
+
+class Moments(NamedTuple):
+    r"""$g_{12}$ and its first three iterated integrals over $[0, s]$; all broadcast alike."""
+
+    g12: Tensor
+    i12: Tensor
+    k12: Tensor
+    l12: Tensor
+
+
+def _host_bounds(x: Tensor) -> tuple[float, float]:
+    """Return (min, max) of `x` where reading it costs nothing, else the widest range."""
+    if torch.compiler.is_compiling() or x.device.type != "cpu" or x.numel() == 0:
+        return 0.0, math.inf
+    low, high = torch.aminmax(x.detach())
+    return float(low), float(high)
+
+
+def _series(s: Tensor, gamma_s: Tensor, omega_s_squared: Tensor, radius: float) -> Moments:
+    """Return the moments by power series; for |eigenvalue| * s up to `radius`."""
+    eps = torch.finfo(s.dtype).eps
+    terms, size = 2, 1.0
+    while size > 0.1 * eps and terms < 18:
+        size = (terms + 1) * radius**terms * 6.0 / math.factorial(terms + 3)
+        terms += 1
+    # u_n are the complete homogeneous polynomials of the two eigenvalues times s; |u_n| <= (n+1) r^n.
+    previous, current = torch.zeros_like(gamma_s), torch.ones_like(gamma_s)
+    k_sum = torch.full_like(gamma_s, 1.0 / 6.0)
+    l_sum = torch.full_like(gamma_s, 1.0 / 24.0)
+    minus_two_x = -2.0 * gamma_s
+    for n in range(1, terms):
+        previous, current = (
+            current,
+            torch.addcmul(minus_two_x * current, omega_s_squared, previous, value=-1.0),
+        )
+        k_sum = torch.add(k_sum, current, alpha=1.0 / math.factorial(n + 3))
+        l_sum = torch.add(l_sum, current, alpha=1.0 / math.factorial(n + 4))
+    s2 = s * s
+    i_sum = torch.addcmul(0.5 + minus_two_x * k_sum, omega_s_squared, l_sum, value=-1.0)
+    g_sum = torch.addcmul(1.0 + minus_two_x * i_sum, omega_s_squared, k_sum, value=-1.0)
+    return Moments(s * g_sum, s2 * i_sum, s2 * s * k_sum, s2 * s2 * l_sum)
+
+
+def _phi(z: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    r"""Return $e^z$ and $\varphi_1, \varphi_2, \varphi_3$ for real $z \le 0$."""
+    small = z > -1.0
+    x = torch.where(small, z, -0.5)
+    phi3 = torch.zeros_like(z)
+    for n in range(17, -1, -1):
+        phi3 = phi3 * x + 1.0 / math.factorial(n + 3)
+    phi2 = 0.5 + x * phi3
+    phi1 = 1.0 + x * phi2
+    y = torch.where(small, -1.0, z)
+    big1 = torch.expm1(y) / y
+    big2 = (big1 - 1.0) / y
+    big3 = (big2 - 0.5) / y
+    return (
+        torch.exp(z),
+        torch.where(small, phi1, big1),
+        torch.where(small, phi2, big2),
+        torch.where(small, phi3, big3),
+    )
+
+
+def _two_rates(s: Tensor, slow: Tensor, fast: Tensor) -> Moments:
+    """Return the moments of a clearly overdamped oscillator from its two decay rates."""
+    near, far = _phi(-slow * s), _phi(-fast * s)
+    spread = fast - slow
+    powers = (torch.ones_like(s), s, s * s, s * s * s)
+    g12, i12, k12, l12 = (p * (a - b) / spread for p, a, b in zip(powers, near, far, strict=True))
+    return Moments(g12, i12, k12, l12)
+
+
+def _oscillation(
+    s: Tensor, gamma: Tensor, omega_squared: Tensor, discriminant: Tensor, root: Tensor
+) -> Moments:
+    """Return the moments of an underdamped or nearly critical oscillator for long gaps."""
+    z = discriminant * s * s
+    near = z.abs() < _NEAR_CRITICAL
+    under = discriminant < 0
+    x = torch.where(near, z, 0.0)
+    cosh_series, sinh_series = torch.zeros_like(z), torch.zeros_like(z)
+    for n in range(8, -1, -1):
+        cosh_series = cosh_series * x + 1.0 / math.factorial(2 * n)
+        sinh_series = sinh_series * x + 1.0 / math.factorial(2 * n + 1)
+    decay = torch.exp(-gamma * s)
+    angle = torch.where(near | ~under, 1.0, root * s)
+    # e^{-gamma s} cosh(sigma s) by its two exponentials, so that nothing overflows.
+    growth = torch.where(near | under, 0.0, root * s)
+    slow, fast = torch.exp(growth - gamma * s), torch.exp(-growth - gamma * s)
+    safe_root = torch.where(discriminant.abs() > 0, root, 1.0)
+    cosh = torch.where(
+        near, decay * cosh_series, torch.where(under, decay * torch.cos(angle), 0.5 * (slow + fast))
+    )
+    g12 = torch.where(
+        near,
+        decay * s * sinh_series,
+        torch.where(under, decay * torch.sin(angle), 0.5 * (slow - fast)) / safe_root,
+    )
+    i12 = (1.0 - cosh - gamma * g12) / omega_squared
+    k12 = (s - g12 - 2.0 * gamma * i12) / omega_squared
+    l12 = (0.5 * s * s - i12 - 2.0 * gamma * k12) / omega_squared
+    return Moments(g12, i12, k12, l12)
+
+
+def _select(condition: Tensor, a: Moments, b: Moments) -> Moments:
+    return Moments(*(torch.where(condition, x, y) for x, y in zip(a, b, strict=True)))
+
+
+def moments(
+    s: Float[Tensor, "*#batch"],
+    omega: Float[Tensor, "*#batch"],
+    zeta: Float[Tensor, "*#batch"],
+) -> Moments:
+    r"""Return $g_{12}$ and its iterated integrals $i_{12}, k_{12}, l_{12}$ over $[0, s]$.
+
+    Relative accuracy is near machine precision in every regime: underdamped, critical, overdamped,
+    undamped, $\omega = 0$ (free particle), $s \to 0$ and $s \to \infty$. Gradients are smooth
+    through critical damping. Useful identities: $g_{11} - 1 = -\omega^2 i_{12}$,
+    $\int_0^s g_{11} = s - \omega^2 k_{12}$.
+
+    Args:
+        s: Elapsed time, at least 0.
+        omega: Natural frequency, at least 0.
+        zeta: Damping ratio, at least 0; below 1 the oscillator swings, above 1 it creeps.
+
+    Returns:
+        The four moments, each broadcast over the inputs.
+
+    Example:
+        >>> m = moments(torch.tensor(0.5), torch.tensor(2.0), torch.tensor(0.0))
+        >>> bool(torch.isclose(m.g12, torch.sin(torch.tensor(1.0)) / 2))
+        True
+    """
+    gamma = zeta * omega
+    omega_squared = omega * omega
+    discriminant = omega_squared * (zeta - 1.0) * (zeta + 1.0)
+    critical = discriminant == 0
+    root = torch.where(critical, 0.0, torch.where(critical, 1.0, discriminant).abs().sqrt())
+    split = discriminant > _SPLIT_DISCRIMINANT * gamma * gamma
+    fast = gamma + torch.where(discriminant > 0, root, 0.0)
+    reach = torch.maximum(fast, omega).detach() * s.detach()
+    low, high = _host_bounds(reach)
+    is_short = reach < SERIES_RADIUS
+
+    long: Moments | None = None
+    if high >= SERIES_RADIUS:
+        # Short gaps are replaced by a harmless long one, so that no unselected branch yields NaN.
+        stand_in = 1.0 / torch.where(reach > 0, torch.maximum(fast, omega), 1.0).detach()
+        long_s = torch.where(is_short, stand_in, s)
+        safe_omega_squared = torch.where(omega > 0, omega_squared, 1.0)
+        some_split, all_split = (bool(b) for b in _host_bounds(split.to(s.dtype))[::-1])
+        if torch.compiler.is_compiling() or s.device.type != "cpu":
+            some_split, all_split = True, False
+        if some_split:
+            safe_fast = torch.where(split, fast, 2.0)
+            slow = torch.where(split, omega_squared / torch.where(split, fast, 1.0), 1.0)
+            long = _two_rates(long_s, slow, safe_fast)
+        if not all_split:
+            swing_discriminant = torch.where(split, -1.0, discriminant)
+            swing_root = torch.where(split, 1.0, root)
+            swing = _oscillation(long_s, gamma, safe_omega_squared, swing_discriminant, swing_root)
+            long = swing if long is None else _select(split, long, swing)
+        if low >= SERIES_RADIUS and long is not None:
+            return long
+    short_s = s if long is None else torch.where(is_short, s, 0.0)
+    short = _series(
+        short_s,
+        gamma * short_s,
+        omega_squared * short_s * short_s,
+        min(high, SERIES_RADIUS),
+    )
+    return short if long is None else _select(is_short, short, long)
+
+
+def iterated_integrals(
+    s: Float[Tensor, "*#batch"],
+    omega: Float[Tensor, "*#batch"],
+    zeta: Float[Tensor, "*#batch"],
+    count: int,
+) -> list[Tensor]:
+    r"""Return $i_0, \dots, i_{n-1}$ with $i_k s^{k+1}$ the k-fold iterated integral of $g_{12}$.
+
+    For short gaps only: accurate while every eigenvalue times `s` is at most 1/2 in modulus. There
+    $i_k \approx 1/(k+1)!$, so nothing overflows or cancels however many are asked for.
+
+    Args:
+        s: Elapsed time, at least 0.
+        omega: Natural frequency.
+        zeta: Damping ratio.
+        count: How many, at least 2.
+
+    Returns:
+        The normalised integrals, each broadcast over the inputs.
+    """
+    x, y = zeta * omega * s, (omega * s) ** 2
+    previous, current = torch.zeros_like(x), torch.ones_like(x)
+    low = torch.full_like(x, 1.0 / math.factorial(count - 1))
+    high = torch.full_like(x, 1.0 / math.factorial(count))
+    for n in range(1, 14):
+        previous, current = current, -2.0 * x * current - y * previous
+        low = torch.add(low, current, alpha=1.0 / math.factorial(n + count - 1))
+        high = torch.add(high, current, alpha=1.0 / math.factorial(n + count))
+    found = [high, low]  # i_{count-1}, i_{count-2}
+    for k in range(count - 2, 0, -1):
+        found.append(1.0 / math.factorial(k) - 2.0 * x * found[-1] - y * found[-2])
+    return found[::-1]
+
+
+def propagator(
+    s: Float[Tensor, "*#batch"],
+    omega: Float[Tensor, "*#batch"],
+    zeta: Float[Tensor, "*#batch"],
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    r"""Return the entries $(g_{11}, g_{12}, g_{21}, g_{22})$ of $e^{As}$ in every regime.
+
+    Args:
+        s: Elapsed time, at least 0.
+        omega: Natural frequency, at least 0.
+        zeta: Damping ratio, at least 0.
+
+    Returns:
+        Four tensors broadcast over the inputs: position from position, position from velocity,
+        velocity from position, velocity from velocity.
+
+    Example:
+        >>> g11, g12, g21, g22 = propagator(torch.zeros(1), torch.ones(1), torch.ones(1))
+        >>> (g11 * g22 - g12 * g21).item()
+        1.0
+    """
+    m = moments(s, omega, zeta)
+    g11 = 1.0 - omega * omega * m.i12
+    return g11, m.g12, -omega * omega * m.g12, g11 - 2.0 * zeta * omega * m.g12

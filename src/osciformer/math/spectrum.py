@@ -1,0 +1,177 @@
+"""Positive parametrisations of (omega, zeta), the quantities they imply, and initial draws."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from osciformer._types import Float, Int, Tensor
+
+
+def _first_bad(values: Tensor, good: Tensor) -> tuple[list[int], float]:
+    where = tuple((~good).nonzero()[0].tolist())
+    return list(where), float(values[where])
+
+
+def omega_from_raw(raw: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    r"""Return the natural frequency $\omega = e^{raw}$, positive for every finite raw value.
+
+    Example:
+        >>> omega_from_raw(torch.tensor(0.0))
+        tensor(1.)
+    """
+    return raw.exp()
+
+
+def raw_from_omega(omega: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """Return the raw value whose `omega_from_raw` is `omega`.
+
+    Raises:
+        ValueError: If a frequency is not positive and finite.
+
+    Example:
+        >>> raw_from_omega(torch.tensor(1.0))
+        tensor(0.)
+    """
+    good = (omega > 0) & omega.isfinite()
+    if not good.all():
+        where, value = _first_bad(omega, good)
+        raise ValueError(
+            f"omega must be positive and finite; omega{where} = {value}. "
+            "A zero frequency is a fixed buffer, not a learned value"
+        )
+    return omega.log()
+
+
+def zeta_from_raw(raw: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    r"""Return the damping ratio $\zeta = \mathrm{softplus}(raw) = \log(1 + e^{raw})$.
+
+    There is no upper bound: critical ($\zeta = 1$) and overdamped channels are reachable.
+
+    Example:
+        >>> round(zeta_from_raw(torch.tensor(0.0)).item(), 4)
+        0.6931
+    """
+    # logaddexp and not softplus: the latter drops exp(-raw) above 20, an error of 1e-10 in float64.
+    return torch.logaddexp(raw, torch.zeros_like(raw))
+
+
+def raw_from_zeta(zeta: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    r"""Return the raw value whose `zeta_from_raw` is `zeta`: $\zeta + \log(1 - e^{-\zeta})$.
+
+    Raises:
+        ValueError: If a ratio is not positive and finite.
+
+    Example:
+        >>> zeta_from_raw(raw_from_zeta(torch.tensor(0.25)))
+        tensor(0.2500)
+    """
+    good = (zeta > 0) & zeta.isfinite()
+    if not good.all():
+        where, value = _first_bad(zeta, good)
+        raise ValueError(
+            f"zeta must be positive and finite to have a raw value; zeta{where} = {value}. "
+            "For no damping at all keep an exact zero in a fixed buffer: softplus only tends to it"
+        )
+    return zeta + torch.log(-torch.expm1(-zeta))
+
+
+def decay_rate(
+    omega: Float[Tensor, "*#shape"], zeta: Float[Tensor, "*#shape"]
+) -> Float[Tensor, "*shape"]:
+    r"""Return the decay rate $\gamma = \zeta \omega$ of $\ddot x + 2\gamma\dot x + \omega^2 x = 0$.
+
+    Example:
+        >>> decay_rate(torch.tensor(2.0), torch.tensor(0.25))
+        tensor(0.5000)
+    """
+    return zeta * omega
+
+
+def damped_frequency(
+    omega: Float[Tensor, "*#shape"], zeta: Float[Tensor, "*#shape"]
+) -> Float[Tensor, "*shape"]:
+    r"""Return $\omega_d = \omega\sqrt{1 - \zeta^2}$, and 0 at and above critical damping.
+
+    A quantity to look at, not to compute with: its slope is unbounded below $\zeta = 1$, which is
+    why the propagator never forms it. The gradient is 0 where the value is.
+
+    Example:
+        >>> damped_frequency(torch.tensor(5.0), torch.tensor([0.6, 1.0, 3.0]))
+        tensor([4., 0., 0.])
+    """
+    squared = (1 - zeta) * (1 + zeta)
+    oscillates = squared > 0
+    root = torch.where(oscillates, squared, 1.0).sqrt()
+    return omega * torch.where(oscillates, root, 0.0)
+
+
+def regime(
+    omega: Float[Tensor, "*#shape"], zeta: Float[Tensor, "*#shape"], *, tolerance: float = 0.0
+) -> Int[Tensor, "*shape"]:
+    r"""Return -1 (underdamped), 0 (critical) or +1 (overdamped): the sign of $\gamma - \omega$.
+
+    Only for reports: no formula of this package branches on it.
+
+    Args:
+        omega: Natural frequency; a zero frequency counts as critical, since both roots are 0.
+        zeta: Damping ratio.
+        tolerance: Half-width of the band around `zeta = 1` that is called critical.
+
+    Returns:
+        int64 signs, broadcast over the inputs.
+
+    Example:
+        >>> regime(torch.tensor(1.0), torch.tensor([0.2, 1.0, 4.0]))
+        tensor([-1,  0,  1])
+    """
+    excess = zeta - 1
+    sign = torch.sign(excess) * ((excess.abs() > tolerance) & (omega != 0))
+    return sign.to(torch.int64)
+
+
+def init_omega(
+    shape: Sequence[int],
+    low: float = 1e-2,
+    high: float = 10.0,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Return natural frequencies drawn log-uniformly from `[low, high]`, in the default dtype.
+
+    Example:
+        >>> omega = init_omega((3, 4), 0.1, 1.0)
+        >>> omega.shape, bool(((omega >= 0.1) & (omega <= 1.0)).all())
+        (torch.Size([3, 4]), True)
+    """
+    if not (0.0 < low <= high < math.inf):
+        raise ValueError(f"low and high must satisfy 0 < low <= high; got low={low}, high={high}")
+    draw = _uniform(shape, generator)
+    omega = low * (draw * math.log(high / low)).exp()
+    return omega.clamp(low, high).to(torch.get_default_dtype())
+
+
+def init_zeta(
+    shape: Sequence[int],
+    low: float = 0.05,
+    high: float = 0.4,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Return damping ratios drawn uniformly from `[low, high]`, in the default dtype.
+
+    Example:
+        >>> zeta = init_zeta((5,))
+        >>> bool(((zeta >= 0.05) & (zeta <= 0.4)).all())
+        True
+    """
+    if not (0.0 <= low <= high < math.inf):
+        raise ValueError(f"low and high must satisfy 0 <= low <= high; got low={low}, high={high}")
+    draw = _uniform(shape, generator)
+    return (low + (high - low) * draw).to(torch.get_default_dtype())
+
+
+def _uniform(shape: Sequence[int], generator: torch.Generator | None) -> Tensor:
+    # float64 draws make the values of a seed independent of the default dtype.
+    device = generator.device if generator is not None else "cpu"
+    return torch.rand(tuple(shape), generator=generator, dtype=torch.float64, device=device)
