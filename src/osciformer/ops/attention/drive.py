@@ -1,0 +1,85 @@
+"""Sinusoidal forcing of the key and value oscillators."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Literal
+
+import torch
+
+from osciformer._types import Float, Tensor
+
+
+@dataclass(frozen=True)
+class Drive:
+    r"""Forces that start with each token and scale with its own content.
+
+    Token i, in every channel, is pushed by
+
+    $$F_i(s) = \sum_m (g_m \odot K_i) \cos(\varpi_m s) + (h_m \odot K_i) \sin(\varpi_m s),
+      \qquad s = t - t_i,$$
+
+    with $V_i$ in place of $K_i$ for values. The response has zero position and velocity at
+    `s = 0`, so a drive never changes the token's own initial state. The phase counts from the
+    token, which makes the layer invariant to a shift of all times.
+
+    Attributes:
+        omega: Drive frequencies, shared by all heads `[Md]` or per head `[H, Md]`.
+        key_cos: Gains g of the keys `[H, Md, C]`; None is zero.
+        key_sin: Gains h of the keys `[H, Md, C]`; None is zero.
+        value_cos: Gains g of the values `[H, Md, C]`; None is zero.
+        value_sin: Gains h of the values `[H, Md, C]`; None is zero.
+    """
+
+    omega: Tensor
+    key_cos: Tensor | None = None
+    key_sin: Tensor | None = None
+    value_cos: Tensor | None = None
+    value_sin: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse integers, and gains whose shape does not follow from `omega`."""
+        for field in fields(self):
+            tensor = getattr(self, field.name)
+            if tensor is not None and not tensor.is_floating_point():
+                raise TypeError(
+                    f"drive.{field.name} must be a floating-point tensor, got {tensor.dtype}"
+                )
+        if self.omega.ndim not in (1, 2):
+            raise ValueError(
+                f"drive.omega must have shape [Md] or [H, Md], got {list(self.omega.shape)}"
+            )
+        for field in fields(self)[1:]:
+            gain = getattr(self, field.name)
+            if gain is None:
+                continue
+            heads = self.omega.shape[0] if self.omega.ndim == 2 else gain.shape[0]
+            if gain.ndim != 3 or gain.shape[:2] != (heads, self.omega.shape[-1]):
+                raise ValueError(
+                    f"drive.{field.name} must have shape [H, Md, C] with Md = "
+                    f"{self.omega.shape[-1]} modes as in drive.omega {list(self.omega.shape)}, "
+                    f"got {list(gain.shape)}"
+                )
+
+    def gains(
+        self, role: Literal["key", "value"]
+    ) -> tuple[Float[Tensor, "H Md"], Float[Tensor, "H Md C"], Float[Tensor, "H Md C"]] | None:
+        """Return `(omega [H, Md], cos [H, Md, C], sin [H, Md, C])`, or None if nothing is driven.
+
+        Args:
+            role: Whose gains.
+
+        Example:
+            >>> drive = Drive(torch.tensor([1.0, 2.0]), key_cos=torch.ones(3, 2, 4))
+            >>> [tuple(x.shape) for x in drive.gains("key")], drive.gains("value")
+            ([(3, 2), (3, 2, 4), (3, 2, 4)], None)
+        """
+        cos, sin = (
+            (self.key_cos, self.key_sin) if role == "key" else (self.value_cos, self.value_sin)
+        )
+        given = cos if cos is not None else sin
+        if given is None:
+            return None
+        cos = torch.zeros_like(given) if cos is None else cos
+        sin = torch.zeros_like(given) if sin is None else sin
+        return self.omega.expand(given.shape[:2]), cos, sin

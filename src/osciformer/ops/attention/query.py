@@ -1,0 +1,304 @@
+r"""What each row asks for: the query as a function of time.
+
+The six query modes are three kinds of path. A backend sees only a path, so a mode that fits or
+learns its coefficients costs no backend anything.
+
+=================  =====================================  ====================
+mode               path seen by row j                     class
+=================  =====================================  ====================
+``hold``           Q_j, constant                          `ConstantPath`
+``linear``         piecewise linear through the queries   `LinearPath`
+``ridge``          one sinusoid fit to all queries        `SinusoidPath`
+``ridge_causal``   sinusoid fit to queries up to t_j      `SinusoidPath`
+``anchored``       Q_j times a learned function of        `SinusoidPath`
+                   tau - t_j
+``learned``        one learned trajectory per head        `SinusoidPath`
+=================  =====================================  ====================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from osciformer._types import Bool, Float, Tensor
+from osciformer.math.banks import frequency_bank
+from osciformer.math.basis import prefix_ridge_fit, ridge_fit
+
+QueryMode = Literal["hold", "linear", "ridge", "ridge_causal", "anchored", "learned"]
+
+DEFAULT_NUM_MODES = 8
+DEFAULT_RIDGE = 1e-4
+
+_ALLOWED_PARAMS: dict[str, tuple[str, ...]] = {
+    "hold": (),
+    "linear": ("mask",),
+    "ridge": ("omega", "ridge", "mask"),
+    "ridge_causal": ("omega", "ridge", "mask"),
+    "anchored": ("omega", "constant", "cos", "sin"),
+    "learned": ("omega", "constant", "cos", "sin"),
+}
+
+
+@dataclass(frozen=True)
+class ConstantPath:
+    """Row j asks for `q[:, j]` at every time."""
+
+    q: Float[Tensor, "B M H C"]
+
+    def evaluate(self, tau: Float[Tensor, "B M *S"]) -> Float[Tensor, "B M *S H C"]:
+        """Return the query of row j at the times `tau[:, j]`."""
+        batch, rows, heads, channels = self.q.shape
+        nodes = tau.ndim - 2
+        q = self.q.reshape(batch, rows, *[1] * nodes, heads, channels)
+        return q.expand(*tau.shape, heads, channels)
+
+    def mirrored(self) -> ConstantPath:
+        """Return the path under time reversal, rows in reverse order."""
+        return ConstantPath(self.q.flip(1))
+
+
+@dataclass(frozen=True)
+class LinearPath:
+    """Straight lines through the query tokens, constant outside them.
+
+    Consecutive tokens bound a segment. Tokens at one time bound segments of length zero, so the
+    path jumps there: it arrives at the first of them and leaves from the last. Only at a zero gap
+    does a row read its own token, `q[:, j]`.
+    """
+
+    q: Float[Tensor, "B M H C"]
+    times: Float[Tensor, "B M"]
+
+    def evaluate(
+        self, tau: Float[Tensor, "B R *S"], *, from_left: bool = False
+    ) -> Float[Tensor, "B R *S H C"]:
+        """Return the path, the same for all rows, at the times `tau`.
+
+        At a jump it is the limit from the right, or from the left.
+        """
+        batch, length, heads, channels = self.q.shape
+        flat = tau.reshape(batch, -1).contiguous()
+        knots = self.times.detach().contiguous()
+        right = torch.searchsorted(knots, flat.detach(), right=not from_left)
+        lower = (right - 1).clamp(min=0)
+        upper = right.clamp(max=length - 1)
+        t_lower, t_upper = self.times.gather(1, lower), self.times.gather(1, upper)
+        width = t_upper - t_lower
+        inside = width > 0
+        # Outside the tokens lower == upper: any finite fraction gives the constant.
+        theta = torch.where(inside, (flat - t_lower) / torch.where(inside, width, 1.0), 0.0)
+        pick = (batch, flat.shape[1], heads, channels)
+        q_lower = self.q.gather(1, lower[..., None, None].expand(pick))
+        q_upper = self.q.gather(1, upper[..., None, None].expand(pick))
+        out = q_lower + theta[..., None, None] * (q_upper - q_lower)
+        return out.reshape(*tau.shape, heads, channels)
+
+    def mirrored(self) -> LinearPath:
+        """Return the path under time reversal, rows in reverse order."""
+        return LinearPath(self.q.flip(1), -self.times.flip(1))
+
+
+@dataclass(frozen=True)
+class SinusoidPath:
+    r"""A constant plus J sinusoids per channel, with coefficients per row or shared by all rows.
+
+    $$q_j(\tau) = q_0 + \sum_m A_m \cos(\omega_m(\tau - o_j)) + B_m \sin(\omega_m(\tau - o_j))$$
+
+    A row axis of size 1 is shared by all rows; the three row axes are independent.
+
+    Attributes:
+        omega: Frequencies of the bank `[J]`.
+        constant: The constant $q_0$, `[B, 1|M, H, C]`, or None for zero.
+        cos: Coefficients A `[B, 1|M, H, J, C]`.
+        sin: Coefficients B `[B, 1|M, H, J, C]`.
+        origin: The time $o_j$ that phases count from `[B, 1|M]`.
+    """
+
+    omega: Float[Tensor, " J"]
+    constant: Float[Tensor, "B Rq H C"] | None
+    cos: Float[Tensor, "B R H J C"]
+    sin: Float[Tensor, "B R H J C"]
+    origin: Float[Tensor, "B Ro"]
+
+    def evaluate(self, tau: Float[Tensor, "B M *S"]) -> Float[Tensor, "B M *S H C"]:
+        """Return the query of row j at the times `tau[:, j]`."""
+        batch, rows = tau.shape[:2]
+        flat = tau.reshape(batch, rows, -1)
+        phase = (flat - self.origin[:, :, None])[..., None] * self.omega
+        out = torch.einsum("bmsj,bmhjc->bmshc", *_same_rows(phase.cos(), self.cos))
+        out = out + torch.einsum("bmsj,bmhjc->bmshc", *_same_rows(phase.sin(), self.sin))
+        if self.constant is not None:
+            out = out + self.constant[:, :, None]
+        return out.reshape(*tau.shape, *out.shape[-2:])
+
+    def mirrored(self) -> SinusoidPath:
+        """Return the path under time reversal, rows in reverse order."""
+        constant = None if self.constant is None else self.constant.flip(1)
+        return SinusoidPath(
+            self.omega, constant, self.cos.flip(1), -self.sin.flip(1), -self.origin.flip(1)
+        )
+
+
+QueryPath = ConstantPath | LinearPath | SinusoidPath
+
+
+def resolve_query(
+    query: str,
+    q: Float[Tensor, "B M H C"] | None,
+    query_times: Float[Tensor, "B M"],
+    query_params: Mapping[str, Any] | None = None,
+    mask_of_queries: Bool[Tensor, "B M"] | None = None,
+) -> QueryPath:
+    """Return the path that a query mode and its tokens stand for.
+
+    Args:
+        query: One of `hold, linear, ridge, ridge_causal, anchored, learned`.
+        q: Query tokens; may be None for `learned`, which has none.
+        query_times: Their times, not decreasing within a sequence.
+        query_params: What the mode needs besides the tokens. `ridge` and `ridge_causal` take
+            `omega [J]`, `ridge` and `mask [B, M]`; `linear` takes `mask [B, M]`; `anchored` and
+            `learned` take `omega [J]`, `cos [H, J, C]`, `sin [H, J, C]` and `constant [H, C]`
+            (`learned` may leave out the constant, `anchored` too: it is then one). `hold` takes
+            none.
+        mask_of_queries: Which query tokens are present, where `query_params` has no `mask`.
+            Absent tokens take no part in a fit and bend no line.
+
+    Returns:
+        A `ConstantPath`, `LinearPath` or `SinusoidPath`.
+
+    Raises:
+        ValueError: For an unknown mode, an unknown or missing parameter, or a wrong shape.
+    """
+    if query not in _ALLOWED_PARAMS:
+        raise ValueError(f"query must be one of {', '.join(_ALLOWED_PARAMS)}; got {query!r}")
+    params = dict(query_params or {})
+    unknown = sorted(set(params) - set(_ALLOWED_PARAMS[query]))
+    if unknown:
+        allowed = ", ".join(_ALLOWED_PARAMS[query]) or "no parameters"
+        raise ValueError(
+            f"query_params has unknown keys {unknown} for query={query!r}; allowed: {allowed}"
+        )
+    if q is None and query != "learned":
+        raise ValueError(f"q is None: only query='learned' has no query tokens, got {query!r}")
+    mask = params.get("mask", mask_of_queries)
+    if mask is not None and mask.shape != query_times.shape:
+        raise ValueError(
+            f"query_params['mask'] must have the shape of query_times "
+            f"{list(query_times.shape)}, got {list(mask.shape)}"
+        )
+
+    if query == "learned":
+        return _learned_path(q, query_times, params)
+    assert q is not None
+    if query == "hold":
+        return ConstantPath(q)
+    if query == "linear":
+        return LinearPath(q if mask is None else _bridge_absent(q, query_times, mask), query_times)
+    if query == "anchored":
+        return _anchored_path(q, query_times, params)
+
+    omega = params.get("omega")
+    if omega is None:
+        omega = frequency_bank("log_spaced", DEFAULT_NUM_MODES)
+    omega = _on(omega, query_times)
+    _expect_shape("omega", omega, (None,))
+    # The fitted curve does not depend on the origin, so no gradient has to pass through it.
+    origin = _first_present_time(query_times, mask).detach().double()
+    fit = ridge_fit if query == "ridge" else prefix_ridge_fit
+    cos, sin = fit(
+        q, query_times - origin, omega, ridge=params.get("ridge", DEFAULT_RIDGE), mask=mask
+    )
+    if query == "ridge":
+        cos, sin = cos[:, None], sin[:, None]
+    return SinusoidPath(omega, None, cos, sin, origin)
+
+
+def _learned_path(q: Tensor | None, query_times: Tensor, params: Mapping[str, Any]) -> SinusoidPath:
+    omega, constant, cos, sin = _trajectory(params, "learned", query_times, q)
+    batch = query_times.shape[0]
+    if constant is not None:
+        constant = constant.expand(batch, 1, *constant.shape)
+    cos, sin = (x.expand(batch, 1, *x.shape) for x in (cos, sin))
+    # The learned trajectory lives on the time axis itself, so phases count from time zero.
+    return SinusoidPath(omega, constant, cos, sin, query_times.new_zeros(batch, 1))
+
+
+def _anchored_path(q: Tensor, query_times: Tensor, params: Mapping[str, Any]) -> SinusoidPath:
+    omega, constant, cos, sin = _trajectory(params, "anchored", query_times, q)
+    tokens = q[:, :, :, None, :]
+    constant = q if constant is None else q * constant
+    return SinusoidPath(omega, constant, tokens * cos, tokens * sin, query_times)
+
+
+def _trajectory(
+    params: Mapping[str, Any], query: str, times: Tensor, q: Tensor | None
+) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
+    for key in ("omega", "cos", "sin"):
+        if params.get(key) is None:
+            raise ValueError(f"query={query!r} needs query_params[{key!r}]")
+    omega, cos, sin = (_on(params[key], times) for key in ("omega", "cos", "sin"))
+    _expect_shape("omega", omega, (None,))
+    heads, channels = q.shape[2:] if q is not None else (None, None)
+    _expect_shape("cos", cos, (heads, omega.shape[0], channels))
+    _expect_shape("sin", sin, tuple(cos.shape))
+    constant = params.get("constant")
+    if constant is not None:
+        constant = _on(constant, times)
+        _expect_shape("constant", constant, (cos.shape[0], cos.shape[2]))
+    return omega, constant, cos, sin
+
+
+def _expect_shape(key: str, tensor: Tensor, shape: tuple[int | None, ...]) -> None:
+    fits = tensor.ndim == len(shape) and all(
+        want is None or want == got for want, got in zip(shape, tensor.shape, strict=True)
+    )
+    if not fits:
+        want = ", ".join("any" if size is None else str(size) for size in shape)
+        raise ValueError(
+            f"query_params[{key!r}] must have shape [{want}], got {list(tensor.shape)}"
+        )
+
+
+def _on(value: Any, like: Tensor) -> Tensor:
+    tensor: Tensor = torch.as_tensor(value, device=like.device)
+    return tensor if tensor.is_floating_point() else tensor.to(like.dtype)
+
+
+def _same_rows(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    rows = max(a.shape[1], b.shape[1])
+    a, b = (x.expand(x.shape[0], rows, *x.shape[2:]) for x in (a, b))
+    dtype = torch.promote_types(a.dtype, b.dtype)
+    return a.to(dtype), b.to(dtype)
+
+
+def _first_present_time(
+    times: Float[Tensor, "B M"], mask: Bool[Tensor, "B M"] | None
+) -> Float[Tensor, "B 1"]:
+    if mask is None or times.shape[1] == 0:
+        return times[:, :1] if times.shape[1] else times.new_zeros(times.shape[0], 1)
+    first = mask.to(torch.uint8).argmax(dim=1, keepdim=True)  # 0 where nothing is present
+    return times.gather(1, first)
+
+
+def _bridge_absent(
+    q: Float[Tensor, "B M H C"], times: Float[Tensor, "B M"], mask: Bool[Tensor, "B M"]
+) -> Float[Tensor, "B M H C"]:
+    """Move absent tokens onto the line between their present neighbours, so they bend nothing."""
+    length = times.shape[1]
+    index = torch.arange(length, device=times.device).expand(mask.shape)
+    before = torch.where(mask, index, -1).cummax(dim=1).values
+    after = torch.where(mask, index, length).flip(1).cummin(dim=1).values.flip(1)
+    lower = torch.where(before >= 0, before, after).clamp(max=length - 1)
+    upper = torch.where(after < length, after, before).clamp(min=0)
+    t_lower, t_upper = times.gather(1, lower), times.gather(1, upper)
+    width = t_upper - t_lower
+    inside = width > 0
+    theta = torch.where(inside, (times - t_lower) / torch.where(inside, width, 1.0), 0.0)
+    q_lower = q.gather(1, lower[..., None, None].expand(q.shape))
+    q_upper = q.gather(1, upper[..., None, None].expand(q.shape))
+    bridged = q_lower + theta[..., None, None].to(q.dtype) * (q_upper - q_lower)
+    return torch.where(mask[..., None, None], q, bridged)
