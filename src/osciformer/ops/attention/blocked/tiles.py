@@ -1,0 +1,288 @@
+"""One block of rows against one block of keys: logits, softmax sums, values, and their adjoint.
+
+With the reference time r of the block between all its keys and all its rows, u = r - t_i and d = t_j - r,
+the logit and the averaged value are, from whole integrals,
+
+    logit = [ <G_j, x_i> + <q_j, S_i> ] / (u + d)         value = [ Gv_j . xv_i + Sv_i ] / (u + d)
+
+and, from drifts,
+
+    logit = <q_j(r), x_i> + [ <G_j, x_i> + <q_j, S_i> ] / (u + d)         value = xv_i + [ ... ] / (u + d)
+
+where the bracket vanishes like the square of the gap, so that derivatives in time lose no digits. Each
+bracket is one matrix product. Where all rows share the query, <q, S_i> and <q(r), x_i> are one number a key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+# Largest number of logits held at a time, and the largest side of a tile: a few MiB stay in cache.
+_TILE_LOGITS = 1 << 19
+_TILE_ROWS = 256
+
+Where = tuple[slice, slice, slice]
+
+
+@dataclass
+class Rows:
+    """The rows of a group, ``[B, H, g, r, .]``.
+
+    Attributes:
+        left: Row side of the bracket of the logit.
+        query: For drifts: the query at r, or None where it is shared (then `Keys.constant` is used).
+        length: ``[B, 1, g, r, 1]``, t_j - r.
+        value: First and second component of the row side of the values.
+    """
+
+    left: Tensor
+    query: Tensor | None
+    length: Tensor
+    value: Tensor
+
+    def part(self, where: Where) -> Rows:
+        """Return the rows of a tile."""
+        blocks, rows, _ = where
+        query = None if self.query is None else self.query[:, :, blocks, rows]
+        return Rows(
+            self.left[:, :, blocks, rows],
+            query,
+            self.length[:, :, blocks, rows],
+            self.value[:, :, blocks, rows],
+        )
+
+
+@dataclass
+class Keys:
+    """The keys of a group, ``[B, H, g, k, .]``.
+
+    Attributes:
+        right: Key side of the bracket of the logit.
+        bias: ``[B, H, g, k, 1]``, what a shared query adds to the bracket, or None.
+        constant: ``[B, H, g, k, 1]``, what a shared query adds to the logit (drifts only), or None.
+        age: ``[B, 1, g, k, 1]``, r - t_i.
+        value: Key side of the values.
+        present: ``[B, 1, g, k, 1]`` bool, or None (all).
+    """
+
+    right: Tensor
+    bias: Tensor | None
+    constant: Tensor | None
+    age: Tensor
+    value: Tensor
+    present: Tensor | None
+
+    def part(self, where: Where) -> Keys:
+        """Return the keys of a tile."""
+        blocks, _, keys = where
+
+        def cut(x: Tensor | None) -> Tensor | None:
+            return None if x is None else x[:, :, blocks, keys]
+
+        return Keys(
+            self.right[:, :, blocks, keys],
+            cut(self.bias),
+            cut(self.constant),
+            self.age[:, :, blocks, keys],
+            self.value[:, :, blocks, keys],
+            cut(self.present),
+        )
+
+
+def tiles(rows: Rows, keys: Keys) -> Iterator[Where]:
+    """Cut a group into tiles of bounded size: slices of (blocks, rows, keys)."""
+    batch, heads, blocks, num_rows = rows.left.shape[:4]
+    num_keys = keys.right.shape[3]
+    room = max(1, _TILE_LOGITS // (batch * heads))
+    if num_rows * num_keys <= room:
+        step = max(1, room // (num_rows * num_keys))
+        for start in range(0, blocks, step):
+            yield slice(start, start + step), slice(None), slice(None)
+        return
+    row_step = min(num_rows, _TILE_ROWS)
+    key_step = max(16, room // row_step)
+    for block in range(blocks):
+        for row in range(0, num_rows, row_step):
+            for key in range(0, num_keys, key_step):
+                yield (
+                    slice(block, block + 1),
+                    slice(row, row + row_step),
+                    slice(key, key + key_step),
+                )
+
+
+def join(planes: Tensor, num_heads: int) -> Tensor:
+    """Lay planes ``[R, B, g, n, D]`` side by side per head: ``[B, H, g, n, R * C]``."""
+    # Plane by plane: one copy of six permuted axes is many times slower.
+    by_head = planes.unflatten(-1, (num_heads, -1)).permute(0, 1, 4, 2, 3, 5)
+    return torch.cat(by_head.unbind(0), dim=-1)
+
+
+def add_joined(planes: Tensor, joined: Tensor) -> None:
+    """Add ``[B, H, g, n, R * C]`` to planes ``[R, B, g, n, D]``: the adjoint of `join`."""
+    heads, count = joined.shape[1], planes.shape[0]
+    for plane, part in zip(planes, joined.chunk(count, dim=-1), strict=True):
+        plane.unflatten(-1, (heads, -1)).permute(0, 3, 1, 2, 4).add_(part)
+
+
+def _flat(x: Tensor) -> Tensor:
+    return x.reshape(-1, *x.shape[-2:])
+
+
+def _outer(a: Tensor, b: Tensor) -> Tensor:
+    """Return a b^T over the last two axes: ``[B, H, g, r, k]``."""
+    return torch.bmm(_flat(a), _flat(b).mT).view(*a.shape[:4], b.shape[3])
+
+
+def _inner(a: Tensor, b: Tensor) -> Tensor:
+    """Return a b over the last two axes."""
+    return torch.bmm(_flat(a), _flat(b)).view(*a.shape[:4], b.shape[4])
+
+
+def _add_transposed(target: Tensor, a: Tensor, b: Tensor) -> None:
+    """Add a^T b over the last two axes to `target`."""
+    target.add_(torch.bmm(_flat(a).mT, _flat(b)).view(*target.shape))
+
+
+def inverse_gaps(rows: Rows, keys: Keys) -> tuple[Tensor, Tensor | None]:
+    """Return 1 / (u + d), 0 where the gap is 0, and a bias of -inf for pairs that do not meet."""
+    gap = rows.length + keys.age.mT
+    inverse = gap.reciprocal()
+    is_tied = gap == 0
+    has_ties = bool(is_tied.any())
+    if has_ties:
+        inverse.masked_fill_(is_tied, 0.0)
+    if keys.present is None and not has_ties:
+        return inverse, None
+    bias = torch.zeros_like(gap).masked_fill_(is_tied, float("-inf"))
+    if keys.present is not None:
+        bias.masked_fill_(~keys.present.mT, float("-inf"))
+    return inverse, bias
+
+
+def brackets(rows: Rows, keys: Keys) -> Tensor:
+    """Return what the logits ``[B, H, g, r, k]`` divide by the gap."""
+    bracket = _outer(rows.left, keys.right)
+    return bracket if keys.bias is None else bracket.add_(keys.bias.mT)
+
+
+def logits(rows: Rows, keys: Keys, score: Tensor, bias: Tensor | None) -> Tensor:
+    """Complete brackets divided by their gaps to logits, in place."""
+    if rows.query is not None:
+        position = keys.right[..., : rows.query.shape[-1]]
+        _flat(score).baddbmm_(_flat(rows.query), _flat(position).mT)
+    if keys.constant is not None:
+        score.add_(keys.constant.mT)
+    if bias is not None:
+        score.add_(bias)
+    return score
+
+
+def values(rows: Rows, keys: Keys, weight: Tensor, inverse: Tensor, *, is_drift: bool) -> Tensor:
+    """Return the weighted sum of values ``[B, H, g, r, C]``. `weight` is destroyed."""
+    first, second = rows.value.chunk(2, dim=-1)
+    channels = first.shape[-1]
+    if keys.value.shape[-1] == 2 * channels:  # point values: first is the propagator's 11 less 1
+        position, velocity = _inner(weight, keys.value).split(channels, dim=-1)
+        return torch.addcmul(position, first, position).addcmul_(second, velocity)
+    whole = _inner(weight, keys.value[..., :channels]) if is_drift else None
+    position, velocity, rest = _inner(weight.mul_(inverse), keys.value).split(channels, dim=-1)
+    out = torch.addcmul(rest, first, position).addcmul_(second, velocity)
+    return out if whole is None else out.add_(whole)
+
+
+@dataclass
+class TileGradients:
+    """Where the gradients of a group's tiles are added.
+
+    Attributes:
+        rows: Gradients of the rows.
+        keys: Gradients of the keys (`present` is unused).
+        is_drift: Whether integrals are drifts.
+        of_times: Whether lengths and ages want gradients.
+    """
+
+    rows: Rows
+    keys: Keys
+    is_drift: bool
+    of_times: bool
+
+    def add(
+        self, where: Where, rows: Rows, keys: Keys, lse: Tensor, grad_out: Tensor, excess: Tensor
+    ) -> None:
+        """Add the gradients of one tile.
+
+        Args:
+            where: The tile.
+            rows: Its rows.
+            keys: Its keys.
+            lse: ``[B, H, g, r, 1]``, logsumexp of each row over all its keys (0 for empty rows).
+            grad_out: ``[B, H, g, r, C]``.
+            excess: ``[B, H, g, r, 1]``, <grad_out, out> minus the gradient of the logsumexp.
+        """
+        to_rows, to_keys = self.rows.part(where), self.keys.part(where)
+        inverse, bias = inverse_gaps(rows, keys)
+        bracket = brackets(rows, keys)
+        score = bracket * inverse if self.of_times else bracket.mul_(inverse)
+        weight = logits(rows, keys, score, bias).sub_(lse).exp_()
+        grad_weight, value_bracket = self._value_gradients(
+            to_rows, to_keys, rows, keys, weight, inverse, grad_out
+        )
+        grad_score = grad_weight.sub_(excess).mul_(weight)
+        if self.of_times:
+            grad_inverse = bracket.mul_(grad_score)
+            if value_bracket is not None:
+                grad_inverse.addcmul_(weight, value_bracket)
+            grad_gap = grad_inverse.sum(1, keepdim=True).mul_(inverse).mul_(inverse).neg_()
+            to_rows.length.add_(grad_gap.sum(-1, keepdim=True))
+            to_keys.age.add_(grad_gap.sum(-2, keepdim=True).mT)
+        if rows.query is not None and to_rows.query is not None:
+            width = rows.query.shape[-1]
+            to_rows.query.add_(_inner(grad_score, keys.right[..., :width]))
+            _add_transposed(to_keys.right[..., :width], grad_score, rows.query)
+        if to_keys.constant is not None:
+            to_keys.constant.add_(grad_score.sum(-2, keepdim=True).mT)
+        grad_bracket = grad_score.mul_(inverse)
+        if to_keys.bias is not None:
+            to_keys.bias.add_(grad_bracket.sum(-2, keepdim=True).mT)
+        to_rows.left.add_(_inner(grad_bracket, keys.right))
+        _add_transposed(to_keys.right, grad_bracket, rows.left)
+
+    def _value_gradients(
+        self,
+        to_rows: Rows,
+        to_keys: Keys,
+        rows: Rows,
+        keys: Keys,
+        weight: Tensor,
+        inverse: Tensor,
+        grad_out: Tensor,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Add the gradients of the values; return that of the weights, and the values' bracket."""
+        first, second = rows.value.chunk(2, dim=-1)
+        to_first, to_second = to_rows.value.chunk(2, dim=-1)
+        channels = first.shape[-1]
+        value_bracket = None
+        if keys.value.shape[-1] == 2 * channels:
+            lifted = torch.cat([torch.addcmul(grad_out, grad_out, first), grad_out * second], -1)
+            grad_weight = _outer(lifted, keys.value)
+            sums = _inner(weight, keys.value)
+            _add_transposed(to_keys.value, weight, lifted)
+        else:
+            lifted = torch.cat([grad_out * first, grad_out * second, grad_out], dim=-1)
+            value_bracket = _outer(lifted, keys.value)
+            grad_weight = value_bracket * inverse if self.of_times else value_bracket.mul_(inverse)
+            averaging = weight * inverse
+            sums = _inner(averaging, keys.value[..., : 2 * channels])
+            _add_transposed(to_keys.value, averaging, lifted)
+            if self.is_drift:
+                position = keys.value[..., :channels]
+                _flat(grad_weight).baddbmm_(_flat(grad_out), _flat(position).mT)
+                _add_transposed(to_keys.value[..., :channels], weight, grad_out)
+        to_first.addcmul_(grad_out, sums[..., :channels])
+        to_second.addcmul_(grad_out, sums[..., channels:])
+        return grad_weight, value_bracket
