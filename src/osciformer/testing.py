@@ -1,0 +1,272 @@
+"""Checks for layers on irregular series, for use in tests: parity, causality, padding, time shift.
+
+Every check takes a function `apply(x, times, mask) -> [B, N, ...]`, so that it serves a layer, a
+model, or an operator with its arguments bound. A failed check raises `AssertionError`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from osciformer._types import Bool, Float, Tensor
+
+Apply = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+
+
+@dataclass(frozen=True)
+class ToyBatch:
+    """A padded toy batch.
+
+    Attributes:
+        x: Tokens or values.
+        times: Times, increasing within a series.
+        mask: True where a token is present.
+    """
+
+    x: Float[Tensor, "B N F"]
+    times: Float[Tensor, "B N"]
+    mask: Bool[Tensor, "B N"]
+
+
+def irregular_batch(
+    batch_size: int = 3,
+    length: int = 7,
+    dim: int = 4,
+    *,
+    span: float = 1.0,
+    ties: bool = False,
+    ragged: bool = True,
+    dtype: torch.dtype = torch.float64,
+    seed: int = 0,
+) -> ToyBatch:
+    """Return noisy sinusoids at random times, padded with NaN to one length.
+
+    Args:
+        batch_size: Number of series B; the first is the longest.
+        length: Number of tokens N of the longest series.
+        dim: Number of channels F.
+        span: Times lie in [0, span].
+        ties: Let the second and third token of each series share their time.
+        ragged: Let later series be shorter, at least one token each.
+        dtype: Dtype of values and times.
+        seed: Seed of the draws; the global one is not touched.
+
+    Example:
+        >>> batch = irregular_batch(2, 5, 3)
+        >>> batch.x.shape, batch.mask.sum(dim=1).tolist()
+        (torch.Size([2, 5, 3]), [5, 3])
+    """
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.rand(*shape, generator=generator, dtype=torch.float64)
+
+    times = draw(batch_size, length).sort(dim=1).values * span
+    if ties and length > 2:
+        times[:, 2] = times[:, 1]
+    omega = 1.0 + 19.0 * draw(batch_size, 1, dim)
+    phase = 6.283 * draw(batch_size, 1, dim)
+    x = torch.sin(omega * times[..., None] / span + phase) + draw(batch_size, length, dim) - 0.5
+    lengths = [max(1, length - 2 * b) if ragged else length for b in range(batch_size)]
+    mask = torch.arange(length) < torch.tensor(lengths)[:, None]
+    x = torch.where(mask[..., None], x, torch.nan).to(dtype)
+    return ToyBatch(x, torch.where(mask, times, torch.nan).to(dtype), mask)
+
+
+def relative_error(actual: Tensor, expected: Tensor) -> float:
+    """Return the largest difference relative to the largest expected value; inf for a NaN.
+
+    Example:
+        >>> relative_error(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 4.0]))
+        0.5
+    """
+    if actual.shape != expected.shape:
+        raise AssertionError(f"shapes differ: {list(actual.shape)} and {list(expected.shape)}")
+    if actual.numel() == 0:
+        return 0.0
+    actual, expected = actual.detach().double(), expected.detach().double()
+    scale = expected.abs().max().clamp(min=torch.finfo(torch.float64).tiny)
+    error = float((actual - expected).abs().max() / scale)
+    return error if error == error else float("inf")
+
+
+def assert_parity(
+    actual: Callable[..., Tensor],
+    expected: Callable[..., Tensor],
+    inputs: Sequence[Tensor],
+    *,
+    tolerance: float,
+    grad_tolerance: float | None = None,
+    seed: int = 0,
+) -> None:
+    """Check that two functions give the same output and the same gradient of every input.
+
+    Args:
+        actual: The function under test, called with `inputs`.
+        expected: The reference, called with `inputs` in float64.
+        inputs: Tensors; gradients are compared for the floating-point ones.
+        tolerance: Largest error of the output, relative to its largest entry.
+        grad_tolerance: The same for each gradient; None takes `tolerance`.
+        seed: Seed of the random direction the gradients are taken along.
+    """
+    grad_tolerance = tolerance if grad_tolerance is None else grad_tolerance
+    ours = [x.detach().clone().requires_grad_(x.is_floating_point()) for x in inputs]
+    theirs = [
+        (x.detach().double() if x.is_floating_point() else x.detach().clone()).requires_grad_(
+            x.is_floating_point()
+        )
+        for x in inputs
+    ]
+    out, reference = actual(*ours), expected(*theirs)
+    error = relative_error(out, reference)
+    assert error <= tolerance, f"output differs by {error:.3g}, more than {tolerance:.3g}"
+    direction = torch.randn(
+        reference.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    ).to(reference.device)
+    for result in (out, reference):
+        result.backward(direction.to(result.dtype))
+    for position, (a, b) in enumerate(zip(ours, theirs, strict=True)):
+        if not a.is_floating_point():
+            continue
+        got = torch.zeros_like(a) if a.grad is None else a.grad
+        want = torch.zeros_like(b) if b.grad is None else b.grad
+        if float(want.abs().max()) == 0.0:
+            assert float(got.abs().max()) <= grad_tolerance, (
+                f"gradient of input {position} is {float(got.abs().max()):.3g}, not zero"
+            )
+            continue
+        error = relative_error(got, want)
+        assert error <= grad_tolerance, (
+            f"gradient of input {position} differs by {error:.3g}, more than {grad_tolerance:.3g}"
+        )
+
+
+@torch.no_grad()
+def assert_causal(
+    apply: Apply,
+    x: Float[Tensor, "B N F"],
+    times: Float[Tensor, "B N"],
+    mask: Bool[Tensor, "B N"] | None = None,
+    *,
+    positions: Sequence[int] | None = None,
+) -> None:
+    """Check that a token's values and time reach no earlier row, to the last bit.
+
+    Token n is replaced and moved later, once alone and once with all tokens after it; every
+    row that lies strictly before its time must be bit-identical.
+
+    Args:
+        apply: The function.
+        x: Tokens.
+        times: Their times.
+        mask: True where a token is present.
+        positions: Tokens n to change; None takes all but the first.
+    """
+    before = apply(x, times, mask)
+    length = times.shape[1]
+    for n in range(1, length) if positions is None else positions:
+        for stop in sorted({n + 1, length}):
+            changed, moved = x.clone(), times.clone()
+            changed[:, n:stop] = 3.0 - 2.0 * changed[:, n:stop]
+            if stop == length:
+                moved[:, n:] = moved[:, n:] + 0.37
+            else:
+                moved[:, n] = 0.5 * (moved[:, n] + moved[:, n + 1])
+            after = apply(changed, moved, mask)
+            earlier = times[:, :n] < times[:, n : n + 1]
+            if mask is not None:
+                earlier = earlier & mask[:, :n]
+            same = (after[:, :n] == before[:, :n]).flatten(2).all(dim=2)
+            leaks = (earlier & ~same).nonzero().tolist()
+            if leaks:
+                raise AssertionError(
+                    f"tokens {n}..{stop - 1} reach the past: row {leaks[0][1]} of series "
+                    f"{leaks[0][0]} changes ({len(leaks)} rows in all)"
+                )
+
+
+@torch.no_grad()
+def assert_padding_invariant(
+    apply: Apply,
+    x: Float[Tensor, "B N F"],
+    times: Float[Tensor, "B N"],
+    mask: Bool[Tensor, "B N"] | None = None,
+    *,
+    extra: int = 3,
+    tolerance: float = 1e-12,
+) -> None:
+    """Check that more padding, filled with NaN or huge numbers, changes no present row.
+
+    Args:
+        apply: The function.
+        x: Tokens.
+        times: Their times.
+        mask: True where a token is present.
+        extra: Number of padded tokens to add at the end.
+        tolerance: Largest relative error; tiles of another size may round in another order.
+    """
+    if mask is None:
+        mask = torch.ones(times.shape, dtype=torch.bool, device=times.device)
+    before = apply(x, times, mask)
+    longer = torch.nn.functional.pad(mask, (0, extra), value=False)
+    for junk in (torch.nan, torch.inf, -1e30):
+        padded_x = torch.nn.functional.pad(x, (0, 0, 0, extra))
+        padded_x = torch.where(longer[..., None], padded_x, junk)
+        padded_times = torch.where(longer, torch.nn.functional.pad(times, (0, extra)), junk)
+        after = apply(padded_x, padded_times, longer)
+        if not bool(after.isfinite().all()):
+            raise AssertionError(f"padding of {junk} reaches the output, which is not finite")
+        error = relative_error(after[:, : x.shape[1]][mask], before[mask])
+        assert error <= tolerance, f"padding of {junk} changes present rows by {error:.3g}"
+
+
+@torch.no_grad()
+def assert_time_shift_invariant(
+    apply: Apply,
+    x: Float[Tensor, "B N F"],
+    times: Float[Tensor, "B N"],
+    mask: Bool[Tensor, "B N"] | None = None,
+    *,
+    shift: float = 64.0,
+    tolerance: float = 1e-10,
+) -> None:
+    """Check that a constant added to all times changes nothing beyond rounding.
+
+    Args:
+        apply: The function.
+        x: Tokens.
+        times: Their times.
+        mask: True where a token is present.
+        shift: The constant. Times lose as many digits as it is larger than they are.
+        tolerance: Largest relative error.
+    """
+    before, after = apply(x, times, mask), apply(x, times + shift, mask)
+    error = relative_error(after, before)
+    assert error <= tolerance, f"a shift of all times by {shift} changes the output by {error:.3g}"
+
+
+@torch.no_grad()
+def assert_batch_order_invariant(
+    apply: Apply,
+    x: Float[Tensor, "B N F"],
+    times: Float[Tensor, "B N"],
+    mask: Bool[Tensor, "B N"] | None = None,
+    *,
+    tolerance: float = 1e-12,
+) -> None:
+    """Check that a series gives the same rows in another place of the batch.
+
+    Args:
+        apply: The function.
+        x: Tokens.
+        times: Their times.
+        mask: True where a token is present.
+        tolerance: Largest relative error.
+    """
+    before = apply(x, times, mask)
+    after = apply(x.flip(0), times.flip(0), None if mask is None else mask.flip(0)).flip(0)
+    error = relative_error(after, before)
+    assert error <= tolerance, f"the order of the batch changes the output by {error:.3g}"
