@@ -1,0 +1,129 @@
+"""Rest positions and drives as further free oscillators: the same motion, the same attention."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from osciformer.math.driven import driven_response
+from osciformer.math.oscillator import propagator
+from osciformer.ops.attention.drive import Drive
+from osciformer.ops.attention.expansion import expand_channels, expand_path, is_resonant
+from osciformer.ops.attention.query import resolve_query
+
+from .cases import (
+    DOUBLE,
+    C,
+    H,
+    assert_agree,
+    call,
+    make_case,
+    outputs_and_gradients,
+    tensor,
+    with_drive,
+    with_mode,
+)
+
+OMEGA, ZETA = (
+    tensor([[0.3, 2.0, 5.0], [1.0, 40.0, 0.0]]),
+    tensor([[0.0, 0.3, 1.0], [4.0, 0.1, 0.5]]),
+)
+DRIVE_OMEGA = tensor([1.1, 6.0])
+
+
+def pieces():
+    x, velocity, rest = torch.randn(3, 1, 4, H, C, dtype=DOUBLE).unbind(0)
+    cos, sin = torch.randn(2, H, 2, C, dtype=DOUBLE).unbind(0)
+    return x, velocity, rest, Drive(DRIVE_OMEGA, key_cos=cos, key_sin=sin)
+
+
+@pytest.mark.parametrize("s", [0.0, 1e-3, 0.4, 6.0])
+def test_expanded_oscillators_move_like_the_driven_one(s):
+    x, velocity, rest, drive = pieces()
+    free = expand_channels(x, velocity, OMEGA, ZETA, rest, drive, "key")
+    g11, g12, _, _ = propagator(tensor(s), free.omega, free.zeta)
+    got = free.collapse(g11 * free.start + g12 * free.velocity)
+
+    g11, g12, _, _ = propagator(tensor(s), OMEGA, ZETA)
+    mode, cos, sin = drive.gains("key")
+    response, _ = driven_response(tensor(s), mode[..., None], OMEGA[:, None], ZETA[:, None])
+    force = x[:, :, :, None] * torch.complex(cos, -sin)
+    want = rest + g11 * (x - rest) + g12 * velocity + (force * response).real.sum(3)
+    torch.testing.assert_close(got, want, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize(
+    ("has_rest", "has_drive", "groups"),
+    [(False, False, 1), (True, False, 2), (False, True, 3), (True, True, 4)],
+)
+def test_each_rest_position_and_drive_mode_adds_a_group(has_rest, has_drive, groups):
+    x, velocity, rest, drive = pieces()
+    free = expand_channels(
+        x, velocity, OMEGA, ZETA, rest if has_rest else None, drive if has_drive else None, "key"
+    )
+    assert free.groups == groups
+    assert free.start.shape == (1, 4, H, groups * C)
+    assert free.omega.shape == free.zeta.shape == (H, groups * C)
+    torch.testing.assert_close(free.collapse(free.start), x)
+    torch.testing.assert_close(free.collapse(free.velocity), velocity)
+
+
+def test_a_drive_of_keys_leaves_values_alone():
+    x, velocity, _, drive = pieces()
+    free = expand_channels(x, velocity, OMEGA, ZETA, None, drive, "value")
+    assert free.groups == 1
+    assert free.start is x
+
+
+@pytest.mark.parametrize("query", ["hold", "linear", "ridge", "anchored"])
+def test_expanded_path_asks_every_group_the_same(query):
+    x = with_mode(make_case(1, 4), query)
+    params = {"omega": x["bank"]} if query == "ridge" else None
+    if query == "anchored":
+        params = {"omega": x["bank"], "cos": x["mode_cos"], "sin": x["mode_sin"]}
+    path = resolve_query(query, x["q"], x["query_times"], params)
+    tau = torch.rand(1, 4, 5, dtype=DOUBLE)
+    wide = expand_path(path, 3).evaluate(tau)
+    assert torch.equal(wide, torch.cat([path.evaluate(tau)] * 3, dim=-1))
+    assert expand_path(path, 1) is path
+
+
+@pytest.mark.parametrize("rows", [None, 4], ids=["self", "cross"])
+@pytest.mark.parametrize("query", ["hold", "ridge"])
+def test_driven_attention_equals_the_reference(query, rows):
+    x = with_drive(with_mode(make_case(2, 12, rows), query))
+    got = outputs_and_gradients(x, query=query, backend="blocked")
+    want = outputs_and_gradients(x, query=query, backend="reference")
+    assert_agree(got, want, 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("drive_omega", "omega", "zeta", "want"),
+    [
+        (2.0, 2.0, 0.0, True),
+        (2.0, 2.0 * (1 + 1e-8), 0.0, True),
+        (2.0, 2.0, 1e-3, False),
+        (2.0, 2.1, 0.0, False),
+        (0.5, 2.0, 0.0, False),
+    ],
+)
+def test_resonance_is_a_drive_on_an_undamped_channel_of_its_frequency(
+    drive_omega, omega, zeta, want
+):
+    drive = Drive(tensor([drive_omega]), key_cos=torch.ones(1, 1, 1, dtype=DOUBLE))
+    rates = (tensor([[omega]]), tensor([[zeta]]))
+    assert is_resonant(drive, "key", *rates) is want
+    assert is_resonant(drive, "value", *rates) is False
+    assert is_resonant(None, "key", *rates) is False
+
+
+@pytest.mark.parametrize("role", ["key", "value"])
+def test_blocked_refuses_undamped_resonance_and_auto_takes_the_reference(role):
+    x = make_case(1, 4)
+    x[f"{role}_omega"], x[f"{role}_zeta"] = x[f"{role}_omega"].clone(), x[f"{role}_zeta"].clone()
+    x[f"{role}_omega"][0, 1], x[f"{role}_zeta"][0, 1] = 7.0, 0.0
+    x["drive_omega"], x[f"{role}_cos"] = tensor([7.0]), torch.ones(H, 1, C, dtype=DOUBLE)
+    message = rf"drive.omega hits an undamped {role} channel.*backend='reference'.*{role}_zeta"
+    with pytest.raises(ValueError, match=message):
+        call(x, backend="blocked")
+    torch.testing.assert_close(call(x), call(x, backend="oracle"), rtol=1e-10, atol=1e-10)

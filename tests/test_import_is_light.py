@@ -1,0 +1,55 @@
+"""`import osciformer` costs torch and numpy, and nothing more."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = [
+    "e3nn",
+    "lightning",
+    "matplotlib",
+    "pandas",
+    "pytorch_lightning",
+    "scipy",
+    "sklearn",
+    "triton",
+]
+
+# What torch imports for itself is not this package's doing, so only the difference counts.
+PROGRAM = """
+import json, sys
+import numpy, torch
+before = set(sys.modules)
+import osciformer
+print(json.dumps(sorted(set(sys.modules) - before)))
+"""
+
+
+@pytest.fixture(scope="module")
+def added_modules() -> list[str]:
+    """Names that `import osciformer` adds to `sys.modules` in a fresh interpreter."""
+    result = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+def test_fresh_interpreter_imports_the_package(added_modules: list[str]) -> None:
+    assert "osciformer" in added_modules
+
+
+@pytest.mark.parametrize("package", HEAVY)
+def test_import_leaves_out(package: str, added_modules: list[str]) -> None:
+    assert [m for m in added_modules if m == package or m.startswith(package + ".")] == []
+
+
+def test_import_prints_nothing_and_keeps_the_random_state() -> None:
+    program = (
+        "import torch; torch.manual_seed(3); before = torch.get_rng_state();"
+        "import osciformer; assert torch.equal(before, torch.get_rng_state())"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
