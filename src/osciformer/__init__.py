@@ -1,7 +1,7 @@
 """Exact continuous-time attention for irregularly sampled series.
 
-Keys and values are damped harmonic oscillators, so attention over real time has a closed form, and the
-closed form factorises: it costs what dot-product attention costs.
+Keys and values are damped harmonic oscillators, so attention over real time has a closed form, and
+the closed form factorises: it costs what dot-product attention costs.
 """
 
 from importlib.metadata import PackageNotFoundError, version

@@ -1,8 +1,9 @@
 """Shape-annotated tensor types.
 
 The letters used everywhere: B batch, N observations (keys), M query times, H heads, C channels a
-head, D width, J modes, F features. Annotations such as ``Float[Tensor, "B N H C"]`` are checked by
-jaxtyping in the tests; a plain install does not need it, so the names fall back to inert stubs.
+head, D width, J modes, F features. Annotations such as ``Float[Tensor, "B N H C"]`` say shapes to
+the reader; the tests also check those of `osciformer.math` with jaxtyping. A plain install does not
+need it, so the names fall back to inert stubs.
 """
 
 from __future__ import annotations

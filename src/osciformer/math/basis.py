@@ -68,6 +68,12 @@ def _solve(gram: Tensor, moment: Tensor, count: Tensor, ridge: float) -> Tensor:
     return torch.cholesky_solve(moment / count, factor)
 
 
+def _take_rows(x: Tensor, index: Tensor) -> Tensor:
+    """Return ``x[b, index[b, j]]`` for ``[B, M, ., .]`` and ``[B, M]``."""
+    # Not `take_along_dim`, whose broadcasting fixes the batch size in an exported program.
+    return x.gather(1, index[..., None, None].expand(-1, -1, *x.shape[2:]))
+
+
 def _split(theta: Tensor, num_heads: int) -> tuple[Tensor, Tensor]:
     """Split [..., 2J, H*C] coefficients into cosine and sine parts [..., H, J, C]."""
     theta = theta.unflatten(-1, (num_heads, -1)).movedim(-2, -3)  # [..., H, 2J, C]
@@ -158,9 +164,9 @@ def prefix_ridge_fit(
     clock = torch.where(mask, times.detach(), -torch.inf).cummax(-1).values
     last = torch.searchsorted(clock, clock, right=True) - 1  # [B, M]
     theta = _solve(
-        torch.take_along_dim(gram, last[..., None, None], dim=1),
-        torch.take_along_dim(moment, last[..., None, None], dim=1),
-        torch.take_along_dim(count, last, dim=1),
+        _take_rows(gram, last),
+        _take_rows(moment, last),
+        count.gather(1, last),
         ridge,
     )
     return _split(theta, q.shape[2])

@@ -1,14 +1,15 @@
 r"""The damped oscillator: one smooth formula for all regimes, and its iterated integrals.
 
-For $\ddot x + 2\gamma\dot x + \omega^2 x = 0$ with $\gamma = \zeta\omega$ the propagator of the state
-$(x, \dot x)$ over a time $s \ge 0$ is
+For $\ddot x + 2\gamma\dot x + \omega^2 x = 0$ with $\gamma = \zeta\omega$ the propagator of the
+state $(x, \dot x)$ over a time $s \ge 0$ is
 
 $$e^{As} = \begin{pmatrix} g_{11} & g_{12} \\ g_{21} & g_{22} \end{pmatrix}, \qquad
 g_{12} = s\,e^{-\gamma s} S(\sigma^2 s^2),\quad \sigma^2 = \gamma^2 - \omega^2,$$
 
-with the entire function $S(z) = \sinh\sqrt z/\sqrt z$. Everything the attention layer needs over one
-gap follows from $g_{12}$ and its iterated integrals $i_{12} = \int g_{12}$, $k_{12} = \int i_{12}$,
-$l_{12} = \int k_{12}$ through the recurrences (integrate the equation of motion once, twice, ...)
+with the entire function $S(z) = \sinh\sqrt z/\sqrt z$. Everything the attention layer needs over
+one gap follows from $g_{12}$ and its iterated integrals $i_{12} = \int g_{12}$,
+$k_{12} = \int i_{12}$, $l_{12} = \int k_{12}$ through the recurrences (integrate the equation of
+motion once, twice, ...)
 
 $$g_{22} - 1 = -2\gamma g_{12} - \omega^2 i_{12},\quad
 g_{12} = s - 2\gamma i_{12} - \omega^2 k_{12},\quad
@@ -30,7 +31,14 @@ from osciformer._types import Float, Tensor
 SERIES_RADIUS = 0.5
 # zeta above which the two real decay rates are far enough apart to be treated one by one.
 _SPLIT_DISCRIMINANT = 0.1
-_NEAR_CRITICAL = 0.25
+_NEAR_CRITICAL = 0.1
+
+
+def _none(condition: Tensor) -> bool:
+    """Return whether `condition` holds nowhere, where reading it costs nothing; else False."""
+    if torch.compiler.is_compiling() or condition.device.type != "cpu":
+        return False
+    return not bool(condition.any())
 
 
 def fastest_rate(omega: Tensor, zeta: Tensor) -> Tensor:
@@ -66,7 +74,8 @@ def _series(s: Tensor, gamma_s: Tensor, omega_s_squared: Tensor, radius: float) 
     while size > 0.1 * eps and terms < 18:
         size = (terms + 1) * radius**terms * 6.0 / math.factorial(terms + 3)
         terms += 1
-    # u_n are the complete homogeneous polynomials of the two eigenvalues times s; |u_n| <= (n+1) r^n.
+    # u_n are the complete homogeneous polynomials of the two eigenvalues times s, so that
+    # |u_n| <= (n+1) r^n.
     previous, current = torch.zeros_like(gamma_s), torch.ones_like(gamma_s)
     k_sum = torch.full_like(gamma_s, 1.0 / 6.0)
     l_sum = torch.full_like(gamma_s, 1.0 / 24.0)
@@ -114,35 +123,39 @@ def _two_rates(s: Tensor, slow: Tensor, fast: Tensor) -> Moments:
     return Moments(g12, i12, k12, l12)
 
 
+def _near_critical(s: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+    """Return cosh(sqrt z) and s sinh(sqrt z) / sqrt z by power series, for small |z|."""
+    cosh, sinh = torch.zeros_like(z), torch.zeros_like(z)
+    for n in range(7, -1, -1):
+        cosh = cosh * z + 1.0 / math.factorial(2 * n)
+        sinh = sinh * z + 1.0 / math.factorial(2 * n + 1)
+    return cosh, s * sinh
+
+
 def _oscillation(
     s: Tensor, gamma: Tensor, omega_squared: Tensor, discriminant: Tensor, root: Tensor
 ) -> Moments:
     """Return the moments of an underdamped or nearly critical oscillator for long gaps."""
     z = discriminant * s * s
-    near = z.abs() < _NEAR_CRITICAL
+    near = z.detach().abs() < _NEAR_CRITICAL
     under = discriminant < 0
-    x = torch.where(near, z, 0.0)
-    cosh_series, sinh_series = torch.zeros_like(z), torch.zeros_like(z)
-    for n in range(8, -1, -1):
-        cosh_series = cosh_series * x + 1.0 / math.factorial(2 * n)
-        sinh_series = sinh_series * x + 1.0 / math.factorial(2 * n + 1)
+    safe_root = torch.where(discriminant == 0, 1.0, root)
     decay = torch.exp(-gamma * s)
     angle = torch.where(near | ~under, 1.0, root * s)
-    # e^{-gamma s} cosh(sigma s) by its two exponentials, so that nothing overflows.
-    growth = torch.where(near | under, 0.0, root * s)
-    slow, fast = torch.exp(growth - gamma * s), torch.exp(-growth - gamma * s)
-    safe_root = torch.where(discriminant.abs() > 0, root, 1.0)
-    cosh = torch.where(
-        near, decay * cosh_series, torch.where(under, decay * torch.cos(angle), 0.5 * (slow + fast))
-    )
-    g12 = torch.where(
-        near,
-        decay * s * sinh_series,
-        torch.where(under, decay * torch.sin(angle), 0.5 * (slow - fast)) / safe_root,
-    )
-    i12 = (1.0 - cosh - gamma * g12) / omega_squared
-    k12 = (s - g12 - 2.0 * gamma * i12) / omega_squared
-    l12 = (0.5 * s * s - i12 - 2.0 * gamma * k12) / omega_squared
+    cosh, g12 = decay * torch.cos(angle), decay * torch.sin(angle) / safe_root
+    if not _none(~under):
+        # e^{-gamma s} cosh(sigma s) by its two exponentials, so that nothing overflows.
+        growth = torch.where(near | under, 0.0, root * s)
+        slow, fast = torch.exp(growth - gamma * s), torch.exp(-growth - gamma * s)
+        cosh = torch.where(under, cosh, 0.5 * (slow + fast))
+        g12 = torch.where(under, g12, 0.5 * (slow - fast) / safe_root)
+    if not _none(near):
+        cosh_series, sinh_series = _near_critical(s, torch.where(near, z, 0.0))
+        cosh = torch.where(near, decay * cosh_series, cosh)
+        g12 = torch.where(near, decay * sinh_series, g12)
+    i12 = (1.0 - torch.addcmul(cosh, gamma, g12)) / omega_squared
+    k12 = torch.addcmul(s - g12, gamma, i12, value=-2.0) / omega_squared
+    l12 = torch.addcmul(0.5 * s * s - i12, gamma, k12, value=-2.0) / omega_squared
     return Moments(g12, i12, k12, l12)
 
 
@@ -175,31 +188,42 @@ def moments(
         >>> bool(torch.isclose(m.g12, torch.sin(torch.tensor(1.0)) / 2))
         True
     """
+    is_table = omega.ndim == 1 and zeta.ndim == 1 and s.shape[-1:] == (1,)
+    if is_table and s.device.type == "cpu" and not torch.compiler.is_compiling():
+        # Slow channels have short gaps only: they need none of the rest.
+        is_slow = fastest_rate(omega, zeta).detach() * _host_bounds(s)[1] < SERIES_RADIUS
+        slow, fast = is_slow.nonzero().squeeze(-1), (~is_slow).nonzero().squeeze(-1)
+        if slow.numel() and fast.numel():
+            parts = [_moments(s, omega[index], zeta[index]) for index in (slow, fast)]
+            back = torch.cat([slow, fast]).argsort()
+            joined = (torch.cat(pair, dim=-1) for pair in zip(*parts, strict=True))
+            return Moments(*(x.index_select(-1, back) for x in joined))
+    return _moments(s, omega, zeta)
+
+
+def _moments(s: Tensor, omega: Tensor, zeta: Tensor) -> Moments:
     gamma = zeta * omega
     omega_squared = omega * omega
     discriminant = omega_squared * (zeta - 1.0) * (zeta + 1.0)
     critical = discriminant == 0
     root = torch.where(critical, 0.0, torch.where(critical, 1.0, discriminant).abs().sqrt())
     split = discriminant > _SPLIT_DISCRIMINANT * gamma * gamma
-    fast = gamma + torch.where(discriminant > 0, root, 0.0)
-    reach = torch.maximum(fast, omega).detach() * s.detach()
+    rate = fastest_rate(omega, zeta)
+    reach = rate.detach() * s.detach()
     low, high = _host_bounds(reach)
     is_short = reach < SERIES_RADIUS
 
     long: Moments | None = None
     if high >= SERIES_RADIUS:
         # Short gaps are replaced by a harmless long one, so that no unselected branch yields NaN.
-        stand_in = 1.0 / torch.where(reach > 0, torch.maximum(fast, omega), 1.0).detach()
+        stand_in = 1.0 / torch.where(rate > 0, rate, 1.0).detach()
         long_s = torch.where(is_short, stand_in, s)
         safe_omega_squared = torch.where(omega > 0, omega_squared, 1.0)
-        some_split, all_split = (bool(b) for b in _host_bounds(split.to(s.dtype))[::-1])
-        if torch.compiler.is_compiling() or s.device.type != "cpu":
-            some_split, all_split = True, False
-        if some_split:
-            safe_fast = torch.where(split, fast, 2.0)
+        if not _none(split):
+            fast = torch.where(split, gamma + root, 2.0)
             slow = torch.where(split, omega_squared / torch.where(split, fast, 1.0), 1.0)
-            long = _two_rates(long_s, slow, safe_fast)
-        if not all_split:
+            long = _two_rates(long_s, slow, fast)
+        if not _none(~split):
             swing_discriminant = torch.where(split, -1.0, discriminant)
             swing_root = torch.where(split, 1.0, root)
             swing = _oscillation(long_s, gamma, safe_omega_squared, swing_discriminant, swing_root)

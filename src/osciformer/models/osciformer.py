@@ -206,7 +206,8 @@ class OsciFormer(nn.Module):
         """Return the states at any times, in the unit of the data, of an encoded batch.
 
         A read sees the observations at or before its time (all of them if the model is
-        bidirectional) and no other read; `OscillatorAttention` says what it asks for.
+        bidirectional) and no other read; `OscillatorAttention` says what it asks for. Only in query
+        mode `linear` may reads of one call depend on each other, as described there.
         """
         return self.encoder.read(encoded, self.time_scale(query_times))
 

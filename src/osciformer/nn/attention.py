@@ -49,9 +49,10 @@ class OscillatorAttention(nn.Module):
     the last observation at or before the time (zero-order hold). Before the first observation a
     causal row sees nothing and the attention is zero, whatever its query; a bidirectional row
     takes the first observation's token. In `ridge` and `ridge_causal` the path is fitted to the
-    observations alone, so a read never changes another. In `linear` a read is a knot of the path:
-    reads after the last observation are independent of each other, but one between two
-    observations slightly bends the path that later reads in the same call see.
+    observations alone, so a read never changes another. In `linear`, a known limitation, a read is
+    a knot of the path and bends it for later reads of the same call, so these depend on which
+    times are read together; read one time per call where that matters. Only reads after the last
+    observation with held tokens (no `query_x`) are independent of each other.
 
     Args:
         dim: Width D of the tokens; a multiple of `num_heads`.

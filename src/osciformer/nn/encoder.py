@@ -161,7 +161,8 @@ class Encoder(nn.Module):
     starts as the embedded token of the last observation at or before its time and passes through
     all blocks. Before the first observation it starts as zeros, or where a block is bidirectional
     as the first observation's token. So a read at an observation's time gives that
-    observation's state; among observations at one time, the last one's.
+    observation's state; among observations at one time, the last one's. In query mode `linear` a
+    read may depend on earlier reads of the same call, see `OscillatorAttention`.
 
     Args:
         blocks: Blocks of one width.

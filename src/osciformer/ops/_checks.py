@@ -72,8 +72,8 @@ def check_times(name: str, times: Tensor, mask: Tensor | None) -> None:
         b, n = _first(bad)
         earlier = int((filled[b, :n] == before[b, n]).nonzero()[-1])
         raise ValueError(
-            f"{name} must not decrease within a series; series {b} has"
-            f" {name}[{b}, {n}] = {t[b, n].item()} < {name}[{b}, {earlier}] = {before[b, n].item()}."
+            f"{name} must not decrease within a series; series {b} has {name}[{b}, {n}] ="
+            f" {t[b, n].item()} < {name}[{b}, {earlier}] = {before[b, n].item()}."
             " Sort the observations by time"
         )
 

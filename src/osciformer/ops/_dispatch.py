@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from types import ModuleType
 
+import torch
 from torch import Tensor
 
 from osciformer.ops._checks import BACKENDS, check_choice
 from osciformer.ops.attention import blocked, oracle, reference
-from osciformer.ops.attention.drive import Drive
+from osciformer.ops.attention.drive import Drive, Role
 from osciformer.ops.attention.expansion import is_resonant
 
 #: Environment variable that replaces ``backend="auto"``.
@@ -21,7 +23,7 @@ _MODULES: dict[str, ModuleType] = {"oracle": oracle, "reference": reference, "bl
 def choose_backend(
     backend: str,
     drive: Drive | None,
-    spectra: dict[str, tuple[Tensor, Tensor]],
+    spectra: Mapping[Role, tuple[Tensor, Tensor]],
 ) -> tuple[str, str]:
     """Return the backend that `backend` stands for and the reason in words.
 
@@ -38,12 +40,13 @@ def choose_backend(
         reason = f"{BACKEND_VARIABLE} is set"
     if backend == "triton":
         raise NotImplementedError(
-            "backend='triton' is not part of this version; use backend='auto', which runs 'blocked' on"
-            " any device"
+            "backend='triton' is not part of this version; use backend='auto', which runs 'blocked'"
+            " on any device"
         )
     if backend != "auto":
         return backend, reason
-    if drive is not None:
+    # A compiled graph cannot look at values; it must not be fed a resonance of an undamped channel.
+    if drive is not None and not torch.compiler.is_compiling():
         for role, (omega, zeta) in spectra.items():
             if is_resonant(drive, role, omega, zeta):
                 return "reference", f"the drive is in undamped resonance with a {role} channel"

@@ -63,15 +63,24 @@ def oscillator_attention(
     r"""Return attention between queries and keys that swing as damped oscillators in real time.
 
     Key i starts at $t_i$ in the state $(K_i, \dot K_i)$ and moves, in every channel, as
-    $\ddot k + 2\zeta\omega\dot k + \omega^2 k = F_i$; values likewise with their own spectrum. Row j at
-    $t_j$ gives key i the logit
+    $\ddot k + 2\zeta\omega\dot k + \omega^2 k = F_i$; values likewise with their own spectrum. Row
+    j at $t_j$ gives key i the logit
 
-    $$\alpha_{ij} = \frac{1}{t_j - t_i} \int_{t_i}^{t_j} \langle q_j(\tau), k_i(\tau)\rangle\,d\tau,$$
+    $$\alpha_{ij} = \frac{1}{t_j - t_i}
+    \int_{t_i}^{t_j} \langle q_j(\tau), k_i(\tau)\rangle\,d\tau,$$
 
-    $\langle q_j(t_i), K_i\rangle$ where $t_j = t_i$, and takes the softmax of `scale` times the logits over
-    all present keys with $t_i \le t_j$. Tokens at one time see each other whatever their order. The output
-    is the weighted sum of values averaged over $[t_i, t_j]$, or read at $t_j$. Every backend computes the
-    same numbers; all but `oracle` do so in closed form.
+    $\langle q_j(t_i), K_i\rangle$ where $t_j = t_i$, and takes the softmax of `scale` times the
+    logits over all present keys with $t_i \le t_j$. Tokens at one time see each other whatever
+    their order. The output is the weighted sum of values averaged over $[t_i, t_j]$, or read at
+    $t_j$. Every backend computes the same numbers; all but `oracle` do so in closed form.
+
+    **Zero gaps.** There the logit is $\langle q_j(t_i), K_i\rangle$ and the value $V_i$, and by
+    convention neither has a derivative in the gap: times get a gradient only through the path.
+
+    **Bidirectional.** A later key is attended to on the reversed time axis, where it is an earlier
+    one. ``linear``, ``ridge`` and ``learned`` keep the same path there. The modes whose path
+    belongs to a row are resolved anew: ``hold`` is its token again, ``anchored`` a function of the
+    time after the row, and ``ridge_causal`` a fit to the tokens at or after it.
 
     Args:
         q: Query tokens. May be None for ``query="learned"``.
@@ -88,32 +97,36 @@ def oscillator_attention(
         value_velocity: Initial velocities of the values; None is 0.
         query: How a row's query depends on time: ``hold`` (constant), ``linear`` (through the query
             tokens), ``ridge`` (sinusoids fitted to all query tokens: the paper; not causal),
-            ``ridge_causal`` (fitted to those up to the row), ``anchored`` (token times a learned function
-            of the time before the row), ``learned`` (one learned trajectory per head).
+            ``ridge_causal`` (fitted to those up to the row), ``anchored`` (token times a learned
+            function of the time before the row), ``learned`` (one learned trajectory per head).
         query_params: What the mode needs. ``ridge``, ``ridge_causal``: ``omega [J]`` (default 8
-            log-spaced modes in [0.01, 10]), ``ridge`` (default 1e-4), ``mask [B, M]`` (tokens in the fit).
-            ``anchored``, ``learned``: ``omega [J]``, ``cos [H, J, C]``, ``sin [H, J, C]`` and optionally
-            ``constant [H, C]``. ``linear``: optionally ``mask [B, M]``.
+            log-spaced modes in [0.01, 10]), ``ridge`` (default 1e-4), ``mask [B, M]`` (tokens in
+            the fit). ``anchored``, ``learned``: ``omega [J]``, ``cos [H, J, C]``, ``sin [H, J, C]``
+            and optionally ``constant [H, C]``. ``linear``: optionally ``mask [B, M]``.
         value: ``average`` over $[t_i, t_j]$ or ``point``, the value at $t_j$.
         drive: Sinusoidal forces on keys and values that start with each token.
-        direction: ``causal``, or ``bidirectional``: keys after a row swing backwards in time from their
-            own time (the same oscillators on the reversed time axis) and join the same softmax.
-        mask: Which keys are present; None is all. Absent keys may hold anything, NaN included. Where
-            query and key times of a series agree, it also says which query tokens take part in a fit.
+        direction: ``causal``, or ``bidirectional``: keys after a row swing backwards in time from
+            their own time (the same oscillators on the reversed time axis) and join the same
+            softmax.
+        mask: Which keys are present; None is all. Absent keys may hold anything, NaN included.
+            Where query and key times of a series agree, it also says which query tokens take part
+            in a fit.
         scale: Factor of the logits; None is $1/\sqrt C$.
-        backend: ``auto`` chooses; see `choose_backend`.
+        backend: ``auto`` is ``blocked``, or ``reference`` for a drive in resonance with an undamped
+            channel; the environment variable OSCIFORMER_BACKEND replaces it. `choose_backend` says
+            which one a call gets. ``triton`` is reserved and raises an error.
         return_weights: Also return the weights (memory M times N). They carry gradients from
-            ``oracle`` and ``reference`` only.
+            ``oracle`` and ``reference``; those of ``blocked`` are detached.
         key_equilibrium: Rest position of each key, the paper's $c_i$; None is 0.
         value_equilibrium: Rest position of each value; None is 0.
 
     Returns:
-        Output `[B, M, H, C]`; with `return_weights` also the weights `[B, H, M, N]`. Rows that see no
-        key have output and weights 0.
+        Output `[B, M, H, C]`; with `return_weights` also the weights `[B, H, M, N]`. Rows that see
+        no key have output and weights 0.
 
     Raises:
-        ValueError: For times that are not finite or decrease, negative frequencies or damping ratios,
-            shapes that do not fit, unknown modes.
+        ValueError: For times that are not finite or decrease, negative frequencies or damping
+            ratios, shapes that do not fit, unknown modes.
         TypeError: For tensors that are not floating point, masks that are not boolean.
 
     Example:
@@ -277,9 +290,9 @@ def _query_mask(query_times: Tensor, key_times: Tensor, mask: Tensor | None) -> 
 
 
 def clean_times(times: Float[Tensor, "B N"], mask: Bool[Tensor, "B N"]) -> Float[Tensor, "B N"]:
-    """Return times with absent ones replaced by the last present time before (else the first after).
+    """Return times in which absent ones repeat the last present one before (else the first after).
 
-    Sorted, finite, and the same whatever the absent ones held; a series with nothing present is all 0.
+    Sorted, finite, the same whatever the absent ones held; all 0 if nothing is present.
     """
     index = torch.arange(times.shape[1], device=times.device).expand(mask.shape)
     last = torch.where(mask, index, -1).cummax(dim=1).values

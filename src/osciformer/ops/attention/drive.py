@@ -9,6 +9,8 @@ import torch
 
 from osciformer._types import Float, Tensor
 
+Role = Literal["key", "value"]
+
 
 @dataclass(frozen=True)
 class Drive:
@@ -62,7 +64,7 @@ class Drive:
                 )
 
     def gains(
-        self, role: Literal["key", "value"]
+        self, role: Role
     ) -> tuple[Float[Tensor, "H Md"], Float[Tensor, "H Md C"], Float[Tensor, "H Md C"]] | None:
         """Return `(omega [H, Md], cos [H, Md, C], sin [H, Md, C])`, or None if nothing is driven.
 

@@ -1,24 +1,26 @@
 r"""Rest positions and drives as further channels of plain oscillators.
 
-A forced oscillator is its steady state plus a free oscillation. The steady state at a drive frequency
-is itself an undamped oscillator of that frequency, and a rest position is one of frequency zero. So a key
-with a rest position and M drive modes is 2 + M free oscillators a channel, started from
+A forced oscillator is its steady state plus a free oscillation. The steady state at a drive
+frequency is itself an undamped oscillator of that frequency, and a rest position is one of
+frequency zero. So a key with a rest position and M drive modes is 2 + M free oscillators a channel,
+started from
 
-$$x_m = \mathrm{Re}\,[H(\varpi_m) f_m], \quad \dot x_m = \mathrm{Re}\,[i \varpi_m H(\varpi_m) f_m], \quad
+$$x_m = \mathrm{Re}\,[H(\varpi_m) f_m], \quad
+\dot x_m = \mathrm{Re}\,[i \varpi_m H(\varpi_m) f_m], \quad
 f_m = (g_m - i h_m) \odot K_i,$$
 
-and the free one from what is left of $(K_i, \dot K_i)$. Every algorithm for plain oscillators then serves.
+and the free one from what is left of $(K_i, \dot K_i)$. Every algorithm for plain oscillators then
+serves.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 
 from osciformer._types import Float, Tensor
-from osciformer.ops.attention.drive import Drive
+from osciformer.ops.attention.drive import Drive, Role
 from osciformer.ops.attention.query import ConstantPath, LinearPath, QueryPath, SinusoidPath
 
 # Below this |1/H| relative to the drive frequency squared the split above is all cancellation.
@@ -40,9 +42,7 @@ class Oscillators:
         return out if self.groups == 1 else out.unflatten(-1, (self.groups, -1)).sum(-2)
 
 
-def is_resonant(
-    drive: Drive | None, role: Literal["key", "value"], omega: Tensor, zeta: Tensor
-) -> bool:
+def is_resonant(drive: Drive | None, role: Role, omega: Tensor, zeta: Tensor) -> bool:
     """Return whether a drive hits an undamped channel at its own frequency (looks at values)."""
     gains = None if drive is None else drive.gains(role)
     if gains is None:
@@ -63,7 +63,7 @@ def expand_channels(
     zeta: Float[Tensor, "H C"],
     equilibrium: Float[Tensor, "B N H C"] | None,
     drive: Drive | None,
-    role: Literal["key", "value"],
+    role: Role,
 ) -> Oscillators:
     """Return tokens with rest positions and drives as free oscillators.
 

@@ -23,8 +23,8 @@ def find_ties(
         mask: Which keys are present; None is all.
 
     Returns:
-        `order`, the indices of the present keys in time order; `end`, for each row one past the place in
-        `order` of the last key at its time; `count`, how many keys share it.
+        `order`, the indices of the present keys in time order; `end`, for each row one past the
+        place in `order` of the last key at its time; `count`, how many keys share it.
     """
     times, rows = key_times.detach().contiguous(), query_times.detach().contiguous()
     end = torch.searchsorted(times, rows, right=True)

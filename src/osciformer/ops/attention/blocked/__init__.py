@@ -1,4 +1,4 @@
-"""The fast exact backend: closed forms once per gap, matrix products for the rest. See README.md."""
+"""The fast exact backend: closed forms once per gap, then matrix products. See ../README.md."""
 
 from osciformer.ops.attention.blocked.attend import attend
 

@@ -16,14 +16,14 @@ from osciformer.ops.attention.blocked.paths import (
 from osciformer.ops.attention.blocked.side import SideInputs
 from osciformer.ops.attention.blocked.spans import constant_spans
 from osciformer.ops.attention.blocked.timeline import CrossTimeline, SelfTimeline, Timeline
-from osciformer.ops.attention.drive import Drive
+from osciformer.ops.attention.drive import Drive, Role
 from osciformer.ops.attention.expansion import (
     Oscillators,
     expand_channels,
     expand_path,
     is_resonant,
 )
-from osciformer.ops.attention.query import LinearPath, QueryPath
+from osciformer.ops.attention.query import QueryPath
 from osciformer.ops.attention.ties import attend_tied, find_ties, merge
 
 
@@ -52,7 +52,8 @@ def attend(
     """Return output, logsumexp and (detached) weights of causal oscillator attention, exactly.
 
     Closed forms are evaluated once per gap in float64; the quadratic part runs in the dtype of the
-    tokens (float32 for half-precision tokens), in memory linear in N and M.
+    tokens (float32 for half-precision tokens, float64 where times want gradients or keys are
+    driven), in memory linear in N and M.
 
     Args:
         path: The query of every row as a function of time.
@@ -75,19 +76,23 @@ def attend(
         value_equilibrium: Rest position of each value; None is 0.
         return_weights: Also return the weights; this alone takes memory M times N.
     """
-    for role, omega, zeta in (("key", key_omega, key_zeta), ("value", value_omega, value_zeta)):
+    spectra: tuple[tuple[Role, Tensor, Tensor], ...] = (
+        ("key", key_omega, key_zeta),
+        ("value", value_omega, value_zeta),
+    )
+    for role, omega, zeta in spectra:
         if not torch.compiler.is_compiling() and is_resonant(drive, role, omega, zeta):
             raise ValueError(
-                f"drive.omega hits an undamped {role} channel at its own frequency, where the split into"
-                f" steady state and free oscillation has a pole; use backend='reference' or a {role}_zeta"
-                " above 0 there"
+                f"drive.omega hits an undamped {role} channel at its own frequency, where the split"
+                " into steady state and free oscillation has a pole; use backend='reference' or a"
+                f" {role}_zeta above 0 there"
             )
     keys = expand_channels(k, key_velocity, key_omega, key_zeta, key_equilibrium, drive, "key")
     values = expand_channels(
         v, value_velocity, value_omega, value_zeta, value_equilibrium, drive, "value"
     )
     is_drift = query_times.requires_grad or key_times.requires_grad
-    dtype = _compute_dtype(path, k, drive, is_drift=is_drift)
+    dtype = _compute_dtype(k, drive, is_drift=is_drift)
     rows, cols = query_times.double(), key_times.double()
     line = _timeline(query_times, key_times, rows, cols, mask)
     inputs = None
@@ -121,14 +126,13 @@ def attend(
     return out.to(v.dtype), lse.transpose(1, 2), weights
 
 
-def _compute_dtype(
-    path: QueryPath, k: Tensor, drive: Drive | None, *, is_drift: bool
-) -> torch.dtype:
+def _compute_dtype(k: Tensor, drive: Drive | None, *, is_drift: bool) -> torch.dtype:
     """Return float64 where it is asked for or needed, else float32."""
-    # A line may jump within a tiny gap: its derivative in time cancels like 1 / gap. And a driven
-    # oscillator is a difference of oscillators that are larger than it.
-    is_delicate = drive is not None or (is_drift and isinstance(path, LinearPath))
-    return torch.float64 if k.dtype == torch.float64 or is_delicate else torch.float32
+    # The derivative in time of an average over a gap is a difference divided by the gap, and a
+    # driven oscillator is a difference of oscillators that are larger than it.
+    if k.dtype == torch.float64 or is_drift or drive is not None:
+        return torch.float64
+    return torch.float32
 
 
 def _timeline(

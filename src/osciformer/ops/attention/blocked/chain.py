@@ -1,26 +1,28 @@
 r"""The algebra of spans: how keys, rows and whole blocks move from one reference time to another.
 
-A *span* [a, b] of one oscillator channel is a small matrix with two columns: two rows are $P - I$ with
-$P = e^{A(b-a)}$ (less the identity, so that short spans keep all their digits), and one row for each basis
-function $f$ of the query is an integral, in one of two forms:
+A *span* [a, b] of one oscillator channel is a small matrix with two columns: two rows are $P - I$
+with $P = e^{A(b-a)}$ (less the identity, so that short spans keep all their digits), and one row
+for each basis function $f$ of the query is an integral, in one of two forms:
 
 - *whole*: $\int_a^b f(\tau)\,e_1^\top e^{A(\tau - a)}\,d\tau$;
-- *drift*: the same less its leading term $(b - a)\,f(a)\,e_1^\top$, so that it vanishes like $(b-a)^2$.
+- *drift*: the same less its leading term $(b - a)\,f(a)\,e_1^\top$, so that it vanishes like
+  $(b-a)^2$.
 
-Whole integrals cost less. Drifts keep the derivative with respect to times exact however short a gap
-is, so they are used where times want gradients. Spans compose, and composing is all the quadratic part
-of the layer ever does with time: closed forms are evaluated once per gap and never per pair.
+Whole integrals cost less. Drifts keep the derivative with respect to times exact however short a
+gap is, so they are used where times want gradients. Spans compose, and composing is all the
+quadratic part of the layer ever does with time: closed forms are evaluated once per gap and never
+per pair.
 
 Three things move, each by one product with that matrix per channel:
 
-- a *row* j, the numbers $(G_1, G_2, a_f)$: its integral $G$ over its own span $[r, t_j]$ and its amplitudes;
-  it moves $r$ back by prepending a span;
-- a *key* i, the numbers $(x_1, x_2, S_f)$: its state $x$ at $r$ and its integrals over $[t_i, r]$; it moves
-  $r$ on by appending a span;
+- a *row* j, the numbers $(G_1, G_2, a_f)$: its integral $G$ over its own span $[r, t_j]$ and its
+  amplitudes; it moves $r$ back by prepending a span;
+- a *key* i, the numbers $(x_1, x_2, S_f)$: its state $x$ at $r$ and its integrals over $[t_i, r]$;
+  it moves $r$ on by appending a span;
 - two neighbouring *spans* merge.
 
-Every function has its adjoint beside it. Planes lead: rows and keys are ``[planes, B, g, n, D]``, g blocks
-of n, with the span of each block as ``[planes, 2, B, g, 1, D]``.
+Every function has its adjoint beside it. Planes lead: rows and keys are ``[planes, B, g, n, D]``, g
+blocks of n, with the span of each block as ``[planes, 2, B, g, 1, D]``.
 """
 
 from __future__ import annotations
@@ -58,7 +60,7 @@ class Spans:
         return Spans(self.matrix[..., :count, :], step)
 
     def take(self, index: slice) -> Spans:
-        """Return the spans of the blocks in `index`, with an axis of size 1 for what they act on."""
+        """Return the spans of the blocks in `index`, with an axis of size 1 that broadcasts."""
         step = None if self.step is None else self.step[..., index, :].unsqueeze(-2)
         return Spans(self.matrix[..., index, :].unsqueeze(-2), step)
 
@@ -126,9 +128,9 @@ def prepend_to_row_adjoint(
 ) -> Tensor:
     """Pull gradients back through `prepend_to_row`.
 
-    `grad_row` is changed in place from the gradient of the moved row to that of `row`, except for the
-    part that flows through `first`, which is returned: the caller knows what `first` was made of.
-    `grad_spans` is views that are added to.
+    `grad_row` is changed in place from the gradient of the moved row to that of `row`, except for
+    the part that flows through `first`, which is returned: the caller knows what `first` was made
+    of. `grad_spans` is views that are added to.
     """
     matrix, grad_matrix = spans.matrix, grad_spans.matrix
     grad = grad_row[:2].clone()
@@ -141,7 +143,8 @@ def prepend_to_row_adjoint(
     elif matrix.shape[0] > 2:
         grad_matrix[2].add_(grad.sum(-2, keepdim=True))
     if spans.step is not None:
-        assert length is not None and grad_spans.step is not None
+        assert length is not None
+        assert grad_spans.step is not None
         grad_step = length * grad[0]
         amplitude = row[2:] if row.shape[0] > 2 else None
         for f in range(spans.step.shape[0]):
@@ -307,12 +310,13 @@ def compose_adjoint(
         if grad_base_between is not None:
             accumulate(grad_base_between[f], grad_first[2 + f] * length)
         if spans.step is not None:
-            assert grad_spans.step is not None and grad_merged.step is not None
+            assert grad_spans.step is not None
             accumulate(grad_spans.step[f][..., 0::2, :], grad[2 + f, 0] * length)
             if grad_lengths is not None:
                 early_step = spans.step[f][..., 0::2, :]
                 accumulate(grad_lengths[..., 1::2, :], grad[2 + f, 0] * early_step)
     if spans.step is not None:
-        assert grad_spans.step is not None and grad_merged.step is not None
+        assert grad_spans.step is not None
+        assert grad_merged.step is not None
         grad_spans.step[..., 0::2, :].add_(grad_merged.step)
         grad_spans.step[..., 1::2, :].add_(grad_merged.step)

@@ -1,9 +1,9 @@
 """The quadratic part of the layer: exact, without any tensor of size N^2, forward and backward.
 
-`forward` climbs the levels once, meeting rows with keys at each. `backward` climbs again, keeping what
-each climb overwrites (half of the rows and keys a level), and descends with the adjoint; logits are
-recomputed tile by tile. Nothing here knows about oscillators, frequencies or queries: it is attention
-over any two-dimensional linear system whose spans compose (`chain`).
+`forward` climbs the levels once, meeting rows with keys at each. `backward` climbs again, keeping
+what each climb overwrites (half of the rows and keys a level), and descends with the adjoint;
+logits are recomputed tile by tile. Nothing here knows about oscillators, frequencies or queries:
+it is attention over any two-dimensional linear system whose spans compose (`chain`).
 """
 
 from __future__ import annotations
@@ -300,7 +300,8 @@ class _Gradients:
             add_joined(grad_query, to_rows.query)
             self.key.add_query(group, grad_query[0])
         if to_keys.constant is not None:
-            assert sweep.key.base is not None and self.key.base is not None
+            assert sweep.key.base is not None
+            assert self.key.base is not None
             position = group.keys(sweep.key.key)[0]
             by_key = to_keys.constant.squeeze(-1).permute(0, 2, 3, 1)
             wide = chain.from_heads(by_key, position.shape[-1])

@@ -1,10 +1,10 @@
 r"""Dyadic levels: which block of rows meets which block of keys, and at which reference time.
 
-Rows sit at positions 1, 2, ..., P on a common time line (position 0 is empty), keys in slots
-0, ..., P-1, where slot e is seen from position e+1 on. At level n = 1, 2, 4, ... the rows whose position
-has the bit n set meet the n slots just before their block, as in a Fenwick tree: every (row, key) pair
-with slot < position is met at exactly one level, and the time of the first row of the block lies between
-all its keys and all its rows. That time is the reference time of the block.
+Rows sit at positions 1, 2, ..., P on a common time line (position 0 is empty), keys in slots 0,
+..., P-1, where slot e is seen from position e+1 on. At level n = 1, 2, 4, ... the rows whose
+position has the bit n set meet the n slots just before their block, as in a Fenwick tree: every
+(row, key) pair with slot < position is met at exactly one level, and the time of the first row of
+the block lies between all its keys and all its rows. That time is the reference time of the block.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Levels:
 
     @property
     def unit(self) -> int:
-        """Block size up to which all pairs of a level form one group; padding is to its multiple."""
+        """Block size up to which all pairs of a level form one group; padding is to multiples."""
         whole = 1 << self.num_slots.bit_length()
         return whole if whole <= 4 * _SINGLE_BLOCKS else whole // _SINGLE_BLOCKS
 

@@ -1,4 +1,4 @@
-"""The quadratic part as a `torch.library` operator, so that compile and export see one opaque node."""
+"""The quadratic part as a `torch.library` operator: one opaque node for compile and export."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ def _inputs(
 ) -> CoreInputs:
     key, value = tensors[:_NUM_SIDE], tensors[_NUM_SIDE : 2 * _NUM_SIDE]
     span, age = tensors[2 * _NUM_SIDE :]
-    assert span is not None and age is not None
+    assert span is not None
+    assert age is not None
     return CoreInputs(
         SideInputs(*key),  # type: ignore[arg-type]
         SideInputs(*value),  # type: ignore[arg-type]
@@ -92,10 +93,16 @@ def _backward(
         key, value, span, age = core.backward(inputs, out, lse, grad_out, grad_lse)
     grads = [*key.tensors(), *value.tensors(), span, age]
     return [
-        torch.zeros_like(tensor) if grad is None else grad.contiguous()
+        torch.zeros_like(tensor) if grad is None else _own(grad)
         for tensor, grad in zip(tensors, grads, strict=True)
         if tensor is not None
     ]
+
+
+def _own(x: Tensor) -> Tensor:
+    """Return `x` as a tensor of its own memory, which is what operators must return."""
+    is_whole = x.untyped_storage().nbytes() == x.numel() * x.element_size()
+    return x if is_whole and x.is_contiguous() else x.clone(memory_format=torch.contiguous_format)
 
 
 @_backward.register_fake
@@ -134,10 +141,10 @@ _forward.register_autograd(_pull_back, setup_context=_setup_context)
 
 
 def attend_strictly_before(inputs: CoreInputs) -> tuple[Tensor, Tensor]:
-    """Return output ``[B, H, X, C]`` and logsumexp ``[B, H, X]`` of each row over the keys before it.
+    """Return output ``[B, H, X, C]`` and logsumexp ``[B, H, X]`` of rows over the keys before them.
 
-    Differentiable in every tensor of `inputs` (in `span` and `age` where integrals are drifts); memory is
-    linear in X, forward and backward.
+    Differentiable in every tensor of `inputs` (in `span` and `age` where integrals are drifts);
+    memory is linear in X, forward and backward.
     """
     found: tuple[Tensor, Tensor] = _forward(
         *inputs.key.tensors(),

@@ -1,4 +1,4 @@
-"""How each kind of query path enters the quadratic part: amplitudes, basis functions and integrals."""
+"""How each kind of query path enters the quadratic part: amplitudes, basis, integrals."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ class BlockedPath(ABC):
     """A query path on a time line.
 
     Attributes:
-        amplitude: ``[F, B, X, D]``, coefficients by position, or None where all rows share the path.
+        amplitude: ``[F, B, X, D]``, coefficients by position, or None where all rows share the
+            path.
     """
 
     amplitude: Tensor | None
@@ -99,7 +100,7 @@ class _Linear(BlockedPath):
         self.at_ends = torch.cat([self.at_starts[:, 1:], after], dim=1)
 
     def spans(self, omega: Tensor, zeta: Tensor, *, of_keys: bool) -> PathSpans:
-        start, gap = self._where(of_keys)
+        _, gap = self._where(of_keys)
         begin, end = self.at_starts, self.at_ends
         if of_keys and self.line.age is not self.line.gaps:
             begin = self.path.evaluate(self.line.key_times)
@@ -208,7 +209,7 @@ class _Sinusoid(BlockedPath):
 def _one_hot(
     bank: Tensor, width: int, *, has_constant: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return coefficients that make function 2m the cosine, 2m + 1 the sine of mode m, the last 1."""
+    """Return coefficients of cos and sin of each mode, two by two, and of a last function 1."""
     modes = bank.shape[0]
     count = 2 * modes + has_constant
     pick = torch.eye(count, dtype=bank.dtype, device=bank.device)

@@ -1,4 +1,4 @@
-"""Cheap-to-recompute set-up: evaluated in chunks that fit the cache, kept nowhere, redone in backward."""
+"""Cheap set-up: evaluated in chunks that fit the cache, not kept, evaluated again in backward."""
 
 from __future__ import annotations
 

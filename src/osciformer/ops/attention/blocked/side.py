@@ -1,4 +1,4 @@
-"""One channel set of the layer (keys against the query, or values) on its way through the levels."""
+"""One channel set (keys against the query, or values) on its way through the levels."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ class Side:
         )
 
     def between(self, size: int, lengths: Tensor) -> Tensor | None:
-        """Return the basis functions where the spans 2K and 2K + 1 of level `size` meet, or None."""
+        """Return the basis functions where spans 2K and 2K + 1 of level `size` meet, or None."""
         if self.base is None:
             return None
         return self.base.index_select(-2, meeting_points(self.base, size, lengths.shape[-2] // 2))

@@ -1,16 +1,20 @@
-r"""Integrals of a sinusoidal query over one gap, without the number of modes in the elementwise work.
+r"""Integrals of a sinusoidal query over one gap, with no modes in the elementwise work.
 
 For $q(\tau) = \sum_m A_m \cos\omega_m\tau + B_m \sin\omega_m\tau$ the drift over [t, t + s] is
 
-$$\Big(\int q - s\,q(t)\Big) e_1^\top + \int_0^s q(t+\sigma)\,(g_{11}(\sigma) - 1,\; g_{12}(\sigma))\,d\sigma$$
+$$\Big(\int q - s\,q(t)\Big) e_1^\top
++ \int_0^s q(t+\sigma)\,(g_{11}(\sigma) - 1,\; g_{12}(\sigma))\,d\sigma$$
 
-and the whole integral has $s\,q(t)$ more in its first component.
-Modes enter only through matrix products of ``[gaps, 2J]`` with ``[2J, channels]``. Two forms share the work:
+and the whole integral has $s\,q(t)$ more in its first component. Modes enter only through matrix
+products of ``[gaps, 2J]`` with ``[2J, channels]``. Two forms share the work:
 
-- *series*, where both mode and oscillator turn little within the gap: repeated integration by parts gives
-  $\sum_p (-1)^p q^{(p)}(t+s)\, I_{p+1}(s)$ with the iterated integrals of $g_{12}$. Nothing cancels.
-- *resolvent*, elsewhere: $\int e^{i\omega\sigma} g_{12} = \bar H(\omega)\,[1 - e^{i\omega s}(g_{11} - i\omega g_{12})]$.
-  Modes in near resonance with a nearly undamped channel, where $\bar H$ is a pole, are evaluated one by one.
+- *series*, where both mode and oscillator turn little within the gap: repeated integration by parts
+  gives $\sum_p (-1)^p q^{(p)}(t+s)\, I_{p+1}(s)$ with the iterated integrals of $g_{12}$. Nothing
+  cancels.
+- *resolvent*, elsewhere:
+  $\int e^{i\omega\sigma} g_{12} = \bar H(\omega)\,[1 - e^{i\omega s}(g_{11} - i\omega g_{12})]$.
+  Modes in near resonance with a nearly undamped channel, where $\bar H$ is a pole, are evaluated
+  one by one.
 """
 
 from __future__ import annotations

@@ -1,16 +1,19 @@
 """One block of rows against one block of keys: logits, softmax sums, values, and their adjoint.
 
-With the reference time r of the block between all its keys and all its rows, u = r - t_i and d = t_j - r,
-the logit and the averaged value are, from whole integrals,
+With the reference time r of the block between all its keys and all its rows, u = r - t_i and
+d = t_j - r, the logit and the averaged value are, from whole integrals,
 
-    logit = [ <G_j, x_i> + <q_j, S_i> ] / (u + d)         value = [ Gv_j . xv_i + Sv_i ] / (u + d)
+    logit = [ <G_j, x_i> + <q_j, S_i> ] / (u + d)
+    value = [ Gv_j . xv_i + Sv_i ] / (u + d)
 
 and, from drifts,
 
-    logit = <q_j(r), x_i> + [ <G_j, x_i> + <q_j, S_i> ] / (u + d)         value = xv_i + [ ... ] / (u + d)
+    logit = <q_j(r), x_i> + [ <G_j, x_i> + <q_j, S_i> ] / (u + d)
+    value = xv_i + [ Gv_j . xv_i + Sv_i ] / (u + d)
 
-where the bracket vanishes like the square of the gap, so that derivatives in time lose no digits. Each
-bracket is one matrix product. Where all rows share the query, <q, S_i> and <q(r), x_i> are one number a key.
+where the bracket vanishes like the square of the gap, so that derivatives in time lose no digits.
+Each bracket is one matrix product. Where all rows share the query, <q, S_i> and <q(r), x_i> are one
+number a key.
 """
 
 from __future__ import annotations
@@ -21,9 +24,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-# Largest number of logits held at a time, and the largest side of a tile: a few MiB stay in cache.
-_TILE_LOGITS = 1 << 19
-_TILE_ROWS = 256
+# Largest number of logits held at a time, and the largest side of a tile. On a CPU a few MiB stay
+# in cache; a GPU wants few large launches.
+_TILE_LOGITS = {"cpu": 1 << 19, "cuda": 1 << 26}
+_TILE_ROWS = {"cpu": 512, "cuda": 2048}
 
 Where = tuple[slice, slice, slice]
 
@@ -34,7 +38,7 @@ class Rows:
 
     Attributes:
         left: Row side of the bracket of the logit.
-        query: For drifts: the query at r, or None where it is shared (then `Keys.constant` is used).
+        query: For drifts: the query at r, or None where it is shared (then see `Keys.constant`).
         length: ``[B, 1, g, r, 1]``, t_j - r.
         value: First and second component of the row side of the values.
     """
@@ -97,13 +101,14 @@ def tiles(rows: Rows, keys: Keys) -> Iterator[Where]:
     """Cut a group into tiles of bounded size: slices of (blocks, rows, keys)."""
     batch, heads, blocks, num_rows = rows.left.shape[:4]
     num_keys = keys.right.shape[3]
-    room = max(1, _TILE_LOGITS // (batch * heads))
+    device = rows.left.device.type
+    room = max(1, _TILE_LOGITS.get(device, 1 << 22) // (batch * heads))
     if num_rows * num_keys <= room:
         step = max(1, room // (num_rows * num_keys))
         for start in range(0, blocks, step):
             yield slice(start, start + step), slice(None), slice(None)
         return
-    row_step = min(num_rows, _TILE_ROWS)
+    row_step = min(num_rows, _TILE_ROWS.get(device, 1024))
     key_step = max(16, room // row_step)
     for block in range(blocks):
         for row in range(0, num_rows, row_step):

@@ -51,7 +51,7 @@ class Timeline(ABC):
 
     @abstractmethod
     def holds_query(self) -> Tensor | None:
-        """Return ``[B, X]`` bool: which positions have a query of their own; None is all that count."""
+        """Return ``[B, X + 1]`` bool: which positions hold a query; None is all that count."""
 
 
 def _pad(x: Tensor, total: int) -> Tensor:
@@ -63,8 +63,8 @@ def _pad(x: Tensor, total: int) -> Tensor:
 class SelfTimeline(Timeline):
     """Query j and key j have the same time; N at least 2.
 
-    Slot e is the time of token e + 1: it holds key e, aged by one gap, and query e + 1. Position and
-    place are then the index of the token. The first query and the last key meet nobody.
+    Slot e is the time of token e + 1: it holds key e, aged by one gap, and query e + 1. Position
+    and place are then the index of the token. The first query and the last key meet nobody.
     """
 
     def __init__(self, query_times: Tensor, key_times: Tensor, mask: Tensor | None) -> None:
@@ -96,9 +96,9 @@ class SelfTimeline(Timeline):
 class CrossTimeline(Timeline):
     """Separate queries ``[B, M]`` and keys ``[B, N]``, both sorted.
 
-    The keys between two queries are cut into slots of `fan` keys, about N / M of them, so that neither
-    many keys before few queries nor the reverse wastes work. A slot's time is its query's, or that of
-    its last key if it has none. Keys after the last query are left out.
+    The keys between two queries are cut into slots of `fan` keys, about N / M of them, so that
+    neither many keys before few queries nor the reverse wastes work. A slot's time is its query's,
+    or that of its last key if it has none. Keys after the last query are left out.
     """
 
     def __init__(self, query_times: Tensor, key_times: Tensor, mask: Tensor | None) -> None:
