@@ -67,13 +67,18 @@ def _host_bounds(x: Tensor) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def _series(s: Tensor, gamma_s: Tensor, omega_s_squared: Tensor, radius: float) -> Moments:
-    """Return the moments by power series; for |eigenvalue| * s up to `radius`."""
-    eps = torch.finfo(s.dtype).eps
+def _num_terms(radius: float, order: int, eps: float) -> int:
+    """Return how many terms sum (n + 1) radius^n / (n + order)! needs to be exact to rounding."""
     terms, size = 2, 1.0
     while size > 0.1 * eps and terms < 18:
-        size = (terms + 1) * radius**terms * 6.0 / math.factorial(terms + 3)
+        size = (terms + 1) * radius**terms * math.factorial(order) / math.factorial(terms + order)
         terms += 1
+    return terms
+
+
+def _series(s: Tensor, gamma_s: Tensor, omega_s_squared: Tensor, radius: float) -> Moments:
+    """Return the moments by power series; for |eigenvalue| * s up to `radius`."""
+    terms = _num_terms(radius, 3, torch.finfo(s.dtype).eps)
     # u_n are the complete homogeneous polynomials of the two eigenvalues times s, so that
     # |u_n| <= (n+1) r^n.
     previous, current = torch.zeros_like(gamma_s), torch.ones_like(gamma_s)
@@ -245,6 +250,7 @@ def iterated_integrals(
     omega: Float[Tensor, "*#batch"],
     zeta: Float[Tensor, "*#batch"],
     count: int,
+    radius: float = SERIES_RADIUS,
 ) -> list[Tensor]:
     r"""Return $i_0, \dots, i_{n-1}$ with $i_k s^{k+1}$ the k-fold iterated integral of $g_{12}$.
 
@@ -256,6 +262,7 @@ def iterated_integrals(
         omega: Natural frequency.
         zeta: Damping ratio.
         count: How many, at least 2.
+        radius: A bound on every eigenvalue times `s`, at most 1/2; a smaller one saves work.
 
     Returns:
         The normalised integrals, each broadcast over the inputs.
@@ -264,7 +271,7 @@ def iterated_integrals(
     previous, current = torch.zeros_like(x), torch.ones_like(x)
     low = torch.full_like(x, 1.0 / math.factorial(count - 1))
     high = torch.full_like(x, 1.0 / math.factorial(count))
-    for n in range(1, 14):
+    for n in range(1, _num_terms(radius, count - 1, torch.finfo(x.dtype).eps)):
         previous, current = current, -2.0 * x * current - y * previous
         low = torch.add(low, current, alpha=1.0 / math.factorial(n + count - 1))
         high = torch.add(high, current, alpha=1.0 / math.factorial(n + count))

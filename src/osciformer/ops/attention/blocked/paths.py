@@ -10,7 +10,7 @@ from torch import Tensor
 
 from osciformer.math.oscillator import moments
 from osciformer.ops.attention.blocked.recompute import recomputed
-from osciformer.ops.attention.blocked.sinusoids import basis_steps, sinusoid_integral
+from osciformer.ops.attention.blocked.sinusoids import basis_steps, is_short, sinusoid_integral
 from osciformer.ops.attention.blocked.spans import (
     constant_integral,
     constant_spans,
@@ -164,17 +164,23 @@ class _Sinusoid(BlockedPath):
     def spans(self, omega: Tensor, zeta: Tensor, *, of_keys: bool) -> PathSpans:
         start, gap = self._where(of_keys)
         start, is_drift = start - self.origin, self.is_drift
-        fixed = [self.cos, self.sin, self.bank, omega, zeta]
-        fixed += [] if self.constant is None else [self.constant]
+        work = torch.float64
+        if self.dtype == torch.float32 and not torch.compiler.is_compiling():
+            # As in `for_moments`: where nothing turns far within a gap, all is series.
+            work = torch.float32 if is_short(gap, self.bank, omega, zeta) else work
+        omega, zeta = omega.to(work), zeta.to(work)
+        fixed = [self.cos.to(work), self.sin.to(work), self.bank, omega, zeta]
+        fixed += [] if self.constant is None else [self.constant.to(work)]
 
         def function(start: Tensor, gap: Tensor, *fixed: Tensor) -> list[Tensor]:
             cos, sin, bank, omega, zeta, *rest = fixed
-            m = moments(gap, omega, zeta)
+            length = gap.to(omega.dtype)
+            m = moments(length, omega, zeta)
             first, second = sinusoid_integral(
                 start, gap, cos, sin, bank, omega, zeta, m, is_drift=is_drift
             )
             for constant in rest:
-                still = constant_integral(m, gap, omega, is_drift=is_drift)
+                still = constant_integral(m, length, omega, is_drift=is_drift)
                 first = first + constant * still[0].unsqueeze(-2)
                 second = second + constant * still[1].unsqueeze(-2)
             integrals = torch.stack([first, second], dim=-2).flatten(-3, -2).unbind(-2)

@@ -38,7 +38,7 @@ _RESONANT = 1e-3
 
 def _combine(basis: tuple[Tensor, Tensor], cos: Tensor, sin: Tensor) -> Tensor:
     """Sum over modes: bases ``[B, X, J]`` with weights ``[B, J, F, D]``: ``[B, X, F, D]``."""
-    joint = torch.cat(basis, dim=-1)
+    joint = torch.cat(basis, dim=-1).to(cos.dtype)
     weights = torch.cat([cos, sin], dim=-3).flatten(-2)
     return torch.matmul(joint, weights).unflatten(-1, cos.shape[-2:])
 
@@ -75,13 +75,15 @@ def sinusoid_integral(
 ) -> tuple[Tensor, Tensor]:
     """Return both components of the integral, ``[B, X, F, D]``.
 
+    Phases are always float64; the rest is in the dtype of `omega`.
+
     Args:
-        start: ``[B, X, 1]``, time where each gap begins.
-        gap: ``[B, X, 1]``, its length.
+        start: ``[B, X, 1]`` float64, time where each gap begins.
+        gap: ``[B, X, 1]`` float64, its length.
         cos: ``[B, J, F, D]``, coefficients of F functions (B may be 1).
         sin: ``[B, J, F, D]``.
-        bank: ``[J]``, mode frequencies.
-        omega: ``[D]``.
+        bank: ``[J]`` float64, mode frequencies.
+        omega: ``[D]``; float32 only where `is_short` says so.
         zeta: ``[D]``.
         m: Moments of the gaps, ``[B, X, D]``.
         is_drift: Drift or whole integral.
@@ -93,16 +95,18 @@ def sinusoid_integral(
         gap * ((theta + half).cos() * lag - quarter * (theta + 0.5 * half).sin()),
         gap * ((theta + half).sin() * lag + quarter * (theta + 0.5 * half).cos()),
     )
-    area = _combine(area_basis, cos, sin)
     if not is_drift:
-        area = area + gap.unsqueeze(-2) * _combine((theta.cos(), theta.sin()), cos, sin)
-    reach = (fastest_rate(omega, zeta) * gap).detach()
-    turn = (bank * gap).detach()
-    slow_mode, slow_channel = turn < SERIES_RADIUS, (reach < SERIES_RADIUS).unsqueeze(-2)
+        whole = (area_basis[0] + gap * theta.cos(), area_basis[1] + gap * theta.sin())
+        area = _combine(whole, cos, sin)
+    else:
+        area = _combine(area_basis, cos, sin)
     can_look = not torch.compiler.is_compiling()
-    if can_look and bool(slow_mode.all()) and bool(slow_channel.all()):
-        second, first = _series(theta, gap, cos, sin, bank, omega, zeta, float(turn.max()))
+    if can_look and is_short(gap, bank, omega, zeta):
+        second, first = _series(theta, gap, cos, sin, bank, omega, zeta)
         return area + first, second
+    reach = (fastest_rate(omega, zeta) * gap).detach()
+    slow_mode = (bank * gap).detach() < SERIES_RADIUS
+    slow_channel = (reach < SERIES_RADIUS).unsqueeze(-2)
     slow = slow_mode.to(theta.dtype)
     weights = _Resolvent(cos, sin, bank, omega, zeta)
     second_far, first_far = weights.integrals(theta, gap, area_basis, slow, m)
@@ -111,13 +115,17 @@ def sinusoid_integral(
         return area + first + first_far, second + second_far
     # Channels that turn fast within the gap are left out below; a free particle keeps them finite.
     safe_omega = torch.where(reach < SERIES_RADIUS, omega, 0.0)
-    second_near, first_near = _series(
-        theta, gap, cos, sin, bank, safe_omega, zeta, SERIES_RADIUS, slow
-    )
+    second_near, first_near = _series(theta, gap, cos, sin, bank, safe_omega, zeta, slow)
     return (
         area + first + torch.where(slow_channel, first_near, first_far),
         second + torch.where(slow_channel, second_near, second_far),
     )
+
+
+def is_short(gap: Tensor, bank: Tensor, omega: Tensor, zeta: Tensor) -> bool:
+    """Return whether no mode and no oscillator turns far within any gap (looks at values)."""
+    rate = torch.maximum(bank.max(), fastest_rate(omega, zeta).max()).detach()
+    return bool(rate * gap.detach().max() < SERIES_RADIUS)
 
 
 def _series(
@@ -128,21 +136,27 @@ def _series(
     bank: Tensor,
     omega: Tensor,
     zeta: Tensor,
-    largest_turn: float,
     part: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return the integrals of q g12 and of q (g11 - 1) by repeated integration by parts."""
+    """Return the integrals of q g12 and of q (g11 - 1) by repeated integration by parts.
+
+    `part` selects the modes that turn little within each gap; None is all.
+    """
+    turn_bound = reach_bound = SERIES_RADIUS
+    if part is None and not torch.compiler.is_compiling():
+        longest = float(gap.detach().max())
+        turn_bound = float(bank.detach().max()) * longest
+        reach_bound = float(fastest_rate(omega, zeta).detach().max()) * longest
+    eps = torch.finfo(omega.dtype).eps
     orders = 3
-    while orders < _MAX_ORDER and largest_turn**orders / math.factorial(orders + 1) > 1e-17:
+    while orders < _MAX_ORDER and turn_bound**orders / math.factorial(orders + 1) > 0.1 * eps:
         orders += 1
-    ladder = iterated_integrals(gap, omega, zeta, orders + 3)
-    turn = bank * gap
-    if part is not None:
-        turn = turn * part
-    end = theta + bank * gap
+    turn, end = bank * gap, theta + bank * gap
     c, s = end.cos(), end.sin()
     if part is not None:
-        c, s = c * part, s * part
+        turn, c, s = turn * part, c * part, s * part
+    gap = gap.to(omega.dtype)
+    ladder = iterated_integrals(gap, omega, zeta, orders + 3, reach_bound)
     second: Tensor | float = 0.0
     first: Tensor | float = 0.0
     for p in range(orders):

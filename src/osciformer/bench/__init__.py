@@ -1,0 +1,1 @@
+"""Measurements: `python -m osciformer.bench speed` reports error, time and memory."""
