@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from osciformer.nn import OscillatorAttention
-from osciformer.nn.timeline import clean_times
+from osciformer.ops.padding import clean_times
 from osciformer.testing import (
     assert_batch_order_invariant,
     assert_causal,

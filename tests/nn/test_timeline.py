@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from osciformer.nn.timeline import TimeScale, clean_times, last_observation, take_tokens
+from osciformer.nn.timeline import TimeScale, last_observation, take_tokens
+from osciformer.ops.padding import clean_times
 
 NAN = torch.nan
 

@@ -14,11 +14,12 @@ from osciformer.nn.checks import check_choice, check_reads, check_tokens
 from osciformer.nn.internals import AttentionInternals, Oscillators
 from osciformer.nn.presets import ATTENTION_PRESETS, resolve_preset
 from osciformer.nn.spectrum import FrequencyBank, Spectrum
-from osciformer.nn.timeline import clean_times, last_observation, take_tokens
+from osciformer.nn.timeline import last_observation, take_tokens
 from osciformer.ops import oscillator_attention
 from osciformer.ops.attention.drive import Drive
 from osciformer.ops.attention.query import QueryMode
 from osciformer.ops.oscillator_attention import Backend
+from osciformer.ops.padding import clean_times
 
 # Modes whose path goes through the observations, so that a read needs them beside its own token.
 _PATH_MODES = ("linear", "ridge", "ridge_causal")

@@ -12,7 +12,8 @@ from osciformer._types import Bool, Float, Tensor
 from osciformer.nn.attention import OscillatorAttention
 from osciformer.nn.checks import check_reads, check_tokens
 from osciformer.nn.internals import AttentionInternals
-from osciformer.nn.timeline import clean_times, last_observation, last_present_index, take_tokens
+from osciformer.nn.timeline import last_observation, take_tokens
+from osciformer.ops.padding import clean_times, last_present_index
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Times of padded sequences: what padding holds, what was seen last, and the unit of a data set."""
+"""Times of padded sequences: what was seen last, and the unit of a data set."""
 
 from __future__ import annotations
 
@@ -7,40 +7,7 @@ from torch import nn
 
 from osciformer._types import Bool, Float, Int, Tensor
 from osciformer.nn.exact import ExactBuffers
-
-
-def clean_times(
-    times: Float[Tensor, "B N"], mask: Bool[Tensor, "B N"] | None
-) -> Float[Tensor, "B N"]:
-    """Return the times with padding replaced, so that padding may hold anything, NaN included.
-
-    An absent token gets the time of the last present one before it, one before the first present
-    token gets that token's time, and a series without any present token gets zeros. Present times
-    are not touched, and no gradient reaches the padding or comes from it.
-
-    Example:
-        >>> times = torch.tensor([[1.0, 2.0, float("nan")]])
-        >>> clean_times(times, torch.tensor([[True, True, False]]))
-        tensor([[1., 2., 2.]])
-    """
-    if mask is None or times.shape[1] == 0:
-        return times
-    known = torch.where(mask, times, 0.0)
-    last = last_present_index(mask)
-    first = mask.to(torch.uint8).argmax(dim=1, keepdim=True)
-    fill = known.gather(1, torch.where(last >= 0, last, first)).detach()
-    return torch.where(mask, times, fill)
-
-
-def last_present_index(mask: Bool[Tensor, "B N"]) -> Int[Tensor, "B N"]:
-    """Return, for each position, the last present position at or before it; -1 for none.
-
-    Example:
-        >>> last_present_index(torch.tensor([[False, True, False, True]]))
-        tensor([[-1,  1,  1,  3]])
-    """
-    index = torch.arange(mask.shape[1], device=mask.device).expand(mask.shape)
-    return torch.where(mask, index, -1).cummax(dim=1).values
+from osciformer.ops.padding import last_present_index
 
 
 def last_observation(

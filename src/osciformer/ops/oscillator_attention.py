@@ -25,6 +25,7 @@ from osciformer.ops._dispatch import backend_module, choose_backend
 from osciformer.ops.attention.drive import Drive
 from osciformer.ops.attention.query import QueryPath, resolve_query
 from osciformer.ops.attention.ties import merge
+from osciformer.ops.padding import blank_absent, clean_times
 
 QueryMode = Literal["hold", "linear", "ridge", "ridge_causal", "anchored", "learned"]
 ValueMode = Literal["average", "point"]
@@ -287,25 +288,6 @@ def _query_mask(query_times: Tensor, key_times: Tensor, mask: Tensor | None) -> 
     # NaN padding equals NaN padding here.
     same = (query_times == key_times) | (query_times.isnan() & key_times.isnan())
     return mask | ~same.all(dim=1, keepdim=True)
-
-
-def clean_times(times: Float[Tensor, "B N"], mask: Bool[Tensor, "B N"]) -> Float[Tensor, "B N"]:
-    """Return times in which absent ones repeat the last present one before (else the first after).
-
-    Sorted, finite, the same whatever the absent ones held; all 0 if nothing is present.
-    """
-    index = torch.arange(times.shape[1], device=times.device).expand(mask.shape)
-    last = torch.where(mask, index, -1).cummax(dim=1).values
-    first = mask.to(torch.uint8).argmax(dim=1, keepdim=True)
-    source = torch.where(last >= 0, last, first)
-    is_empty = ~mask.any(dim=1, keepdim=True)
-    known = torch.where(mask, times, 0.0)
-    return torch.where(is_empty, 0.0, known.gather(1, source))
-
-
-def blank_absent(x: Tensor, mask: Bool[Tensor, "B N"]) -> Tensor:
-    """Return ``[B, N, H, C]`` with absent tokens set to 0, so that NaN there reaches nothing."""
-    return torch.where(mask[..., None, None], x, 0.0)
 
 
 def _flipped_params(params: Mapping[str, Any] | None) -> Mapping[str, Any] | None:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from osciformer._types import Bool, Float, Int
+from osciformer.ops.attention.rows import add_rows, take_rows
 
 
 def find_ties(
@@ -48,12 +49,12 @@ def _tied_forward(
     out = q.new_zeros(batch, num_rows, num_heads, v.shape[-1])
     for place in range(int(count.max()) if count.numel() else 0):
         index, is_tied = _tied_index(order, end, count, place)
-        score = (q * _take(k, index)).sum(-1, keepdim=True).masked_fill(~is_tied, float("-inf"))
+        score = (q * take_rows(k, index)).sum(-1, keepdim=True).masked_fill(~is_tied, float("-inf"))
         new_top = torch.maximum(top, score)
         shift = new_top.masked_fill(new_top == float("-inf"), 0.0)
         weight, keep = (score - shift).exp(), (top - shift).exp()
         mass = mass * keep + weight
-        out = out * keep + weight * _take(v, index)
+        out = out * keep + weight * take_rows(v, index)
         top = new_top
     return out / mass.masked_fill(mass == 0, 1.0), (top + mass.log()).squeeze(-1)
 
@@ -83,13 +84,13 @@ def _tied_backward(
     shift = lse.unsqueeze(-1).masked_fill(is_empty, 0.0)
     for place in range(int(count.max()) if count.numel() else 0):
         index, is_tied = _tied_index(order, end, count, place)
-        keys, values = _take(k, index), _take(v, index)
+        keys, values = take_rows(k, index), take_rows(v, index)
         score = (q * keys).sum(-1, keepdim=True).masked_fill(~is_tied, float("-inf"))
         weight = (score - shift).exp()
         grad_score = weight * ((grad_out * values).sum(-1, keepdim=True) - excess)
         grad_q += grad_score * keys
-        _give(grad_k, index, grad_score * q)
-        _give(grad_v, index, weight * grad_out)
+        add_rows(grad_k, index, grad_score * q)
+        add_rows(grad_v, index, weight * grad_out)
     return grad_q, grad_k, grad_v
 
 
@@ -101,19 +102,6 @@ def _(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor) -> tuple[Tensor, Tensor, T
 def _tied_index(order: Tensor, end: Tensor, count: Tensor, place: int) -> tuple[Tensor, Tensor]:
     index = order.gather(1, (end - 1 - place).clamp(min=0))
     return index, (count > place)[..., None, None]
-
-
-def _rows_of(index: Tensor, length: int) -> Tensor:
-    return (index + torch.arange(index.shape[0], device=index.device)[:, None] * length).flatten()
-
-
-def _take(x: Tensor, index: Tensor) -> Tensor:
-    rows = _rows_of(index, x.shape[1])
-    return x.flatten(0, 1).index_select(0, rows).unflatten(0, index.shape)
-
-
-def _give(x: Tensor, index: Tensor, value: Tensor) -> None:
-    x.flatten(0, 1).index_add_(0, _rows_of(index, x.shape[1]), value.flatten(0, 1))
 
 
 def _setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor]) -> None:

@@ -158,19 +158,18 @@ def _aged(line: Timeline, tokens: Oscillators, spans: PathSpans) -> Tensor:
     """
     dtype, matrix = spans.matrix.dtype, spans.matrix
     x1 = line.keys_to_places(tokens.start.flatten(-2)).to(dtype)
-    change = x1 * matrix[:, 0]
-    x2 = torch.zeros_like(x1)
+    moved = x1 * matrix[:, 0]
     if tokens.velocity is not None:
         x2 = line.keys_to_places(tokens.velocity.flatten(-2)).to(dtype)
-        change = torch.addcmul(change, x2, matrix[:, 1])
-    state = change[:2] + torch.stack([x1, x2])
-    if not spans.is_drift or matrix.shape[0] == 2:
-        return torch.cat([state, change[2:]])
-    growth = change[:1] if spans.end is None else spans.end * change[0]
-    if spans.step is not None:
-        growth = torch.addcmul(growth, spans.step, x1)
-    age = line.age.to(dtype).unsqueeze(-1)
-    return torch.cat([state, torch.addcmul(change[2:], age, growth, value=-1)])
+        moved = torch.addcmul(moved, x2, matrix[:, 1])
+        moved[1] += x2
+    if spans.is_drift and matrix.shape[0] > 2:
+        growth = moved[:1] if spans.end is None else spans.end * moved[0]
+        if spans.step is not None:
+            growth = torch.addcmul(growth, spans.step, x1)
+        moved = torch.cat([moved[:2], moved[2:] - line.age.to(dtype).unsqueeze(-1) * growth])
+    moved[0] += x1
+    return moved
 
 
 def _key_side(seen: BlockedPath, line: Timeline, keys: Oscillators) -> SideInputs:

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from osciformer.ops.attention.blocked.levels import Levels
+from osciformer.ops.attention.rows import take_rows
 
 
 class Timeline(ABC):
@@ -151,13 +152,13 @@ class CrossTimeline(Timeline):
         self._holds_query = functional.pad(self._holds_query, (0, 1)).scatter(1, end, True)
 
     def rows_to_positions(self, x: Tensor) -> Tensor:  # noqa: D102
-        return _take(x, self._position_row)
+        return take_rows(x, self._position_row)
 
     def positions_to_rows(self, x: Tensor) -> Tensor:  # noqa: D102
-        return _take(x, self._row_position)
+        return take_rows(x, self._row_position)
 
     def keys_to_places(self, x: Tensor) -> Tensor:  # noqa: D102
-        return _take(x, self._place_key)
+        return take_rows(x, self._place_key)
 
     def places_to_keys(self, x: Tensor, num_keys: int) -> Tensor:  # noqa: D102
         padded = functional.pad(x, (0, 1), value=float("-inf"))
@@ -165,10 +166,3 @@ class CrossTimeline(Timeline):
 
     def holds_query(self) -> Tensor | None:  # noqa: D102
         return self._holds_query
-
-
-def _take(x: Tensor, index: Tensor) -> Tensor:
-    """Return ``x[b, index[b, i]]`` for ``[B, N, ...]`` and ``[B, I]``."""
-    batch, length = x.shape[:2]
-    offset = torch.arange(batch, device=x.device).unsqueeze(-1) * length
-    return x.flatten(0, 1).index_select(0, (index + offset).flatten()).unflatten(0, index.shape)
