@@ -86,7 +86,8 @@ class Levels:
     def unit(self) -> int:
         """Block size up to which all pairs of a level form one group; padding is to multiples."""
         whole = 1 << self.num_slots.bit_length()
-        return whole if whole <= 4 * _SINGLE_BLOCKS else whole // _SINGLE_BLOCKS
+        is_nearly_full = 10 * (self.num_slots + 1) >= 9 * whole
+        return whole if is_nearly_full or whole <= 4 * _SINGLE_BLOCKS else whole // _SINGLE_BLOCKS
 
     @property
     def padded(self) -> int:
