@@ -26,10 +26,10 @@ def test_padding_takes_the_time_before_it(times, mask, expected):
     assert cleaned.tolist() == [expected]
 
 
-def test_no_gradient_comes_from_padding():
+def test_padding_gets_no_gradient_and_follows_the_time_it_stands_for():
     times = torch.tensor([[1.0, 2.0, NAN]], requires_grad=True)
     clean_times(times, torch.tensor([[True, True, False]])).sum().backward()
-    assert times.grad.tolist() == [[1.0, 1.0, 0.0]]
+    assert times.grad.tolist() == [[1.0, 2.0, 0.0]]
 
 
 def test_last_observation_skips_absent_tokens_and_takes_the_last_of_a_tie():

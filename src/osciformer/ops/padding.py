@@ -14,7 +14,8 @@ def clean_times(
 
     An absent token gets the time of the last present one before it, one before the first present
     token gets that token's time, and a series without any present token gets zeros. Present times
-    are not touched, and no gradient reaches the padding or comes from it.
+    are not touched. What was in the padding gets no gradient; where a present time moves, the times
+    that stand in for it move along.
 
     Example:
         >>> times = torch.tensor([[1.0, 2.0, float("nan")]])
@@ -26,7 +27,7 @@ def clean_times(
     known = torch.where(mask, times, 0.0)
     last = last_present_index(mask)
     first = mask.to(torch.uint8).argmax(dim=1, keepdim=True)
-    fill = known.gather(1, torch.where(last >= 0, last, first)).detach()
+    fill = known.gather(1, torch.where(last >= 0, last, first))
     return torch.where(mask, times, fill)
 
 
