@@ -284,7 +284,7 @@ class _Gradients:
             torch.zeros_like(keys.value),
             None,
         )
-        target = TileGradients(to_rows, to_keys, sweep.is_drift, of_times=sweep.is_drift)
+        target = TileGradients(to_rows, to_keys, sweep.is_drift)
         terms = [group.rows(x) for x in row_terms]
         for where in tiles(rows, keys):
             lse, grad_out, excess = (x[:, :, where[0], where[1]] for x in terms)

@@ -207,14 +207,12 @@ class TileGradients:
     Attributes:
         rows: Gradients of the rows.
         keys: Gradients of the keys (`present` is unused).
-        is_drift: Whether integrals are drifts.
-        of_times: Whether lengths and ages want gradients.
+        is_drift: Whether integrals are drifts, and lengths and ages want gradients.
     """
 
     rows: Rows
     keys: Keys
     is_drift: bool
-    of_times: bool
 
     def add(
         self, where: Where, rows: Rows, keys: Keys, lse: Tensor, grad_out: Tensor, excess: Tensor
@@ -232,13 +230,13 @@ class TileGradients:
         to_rows, to_keys = self.rows.part(where), self.keys.part(where)
         inverse, bias = inverse_gaps(rows, keys)
         bracket = brackets(rows, keys)
-        score = bracket * inverse if self.of_times else bracket.mul_(inverse)
+        score = bracket * inverse if self.is_drift else bracket.mul_(inverse)
         weight = logits(rows, keys, score, bias).sub_(lse).exp_()
         grad_weight, value_bracket = self._value_gradients(
             to_rows, to_keys, rows, keys, weight, inverse, grad_out
         )
         grad_score = grad_weight.sub_(excess).mul_(weight)
-        if self.of_times:
+        if self.is_drift:
             grad_inverse = bracket.mul_(grad_score)
             if value_bracket is not None:
                 grad_inverse.addcmul_(weight, value_bracket)
@@ -280,7 +278,7 @@ class TileGradients:
         else:
             lifted = torch.cat([grad_out * first, grad_out * second, grad_out], dim=-1)
             value_bracket = _outer(lifted, keys.value)
-            grad_weight = value_bracket * inverse if self.of_times else value_bracket.mul_(inverse)
+            grad_weight = value_bracket * inverse if self.is_drift else value_bracket.mul_(inverse)
             averaging = weight * inverse
             sums = _inner(averaging, keys.value[..., : 2 * channels])
             _add_transposed(to_keys.value, averaging, lifted)
