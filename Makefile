@@ -9,7 +9,7 @@ PYTEST_ARGS ?=
 
 PYTHON := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
-CODE := src tests examples
+CODE := src tests examples benchmarks
 
 .PHONY: help setup lint types test demo bench coverage format clean
 

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 
 import pytest
 import torch
-from hypothesis import settings
 
 SEED = 0
 
 # Figures are written to files, never to a screen.
 os.environ.setdefault("MPLBACKEND", "Agg")
 
-# A slow machine is not a failing test; the same examples are drawn in each run.
-settings.register_profile("osciformer", deadline=None, derandomize=True, print_blob=True)
-settings.load_profile("osciformer")
+# Kernels run in Triton's interpreter where there is no GPU. It looks when it is first imported.
+if importlib.util.find_spec("triton") is not None and not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
+# Tests of the GPU also run where there is little more than torch and pytest.
+if importlib.util.find_spec("hypothesis") is not None:
+    from hypothesis import settings
+
+    # A slow machine is not a failing test; the same examples are drawn in each run.
+    settings.register_profile("osciformer", deadline=None, derandomize=True, print_blob=True)
+    settings.load_profile("osciformer")
 
 
 def pytest_configure() -> None:

@@ -53,3 +53,30 @@ def test_import_prints_nothing_and_keeps_the_random_state() -> None:
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
+
+
+# None in sys.modules is a package that cannot be imported.
+WITHOUT_TRITON = """
+import sys
+import torch
+sys.modules["triton"] = None
+import osciformer
+from osciformer.ops import choose_backend, oscillator_attention
+times = torch.tensor([[0.0, 0.4, 1.7]])
+q, k, v = torch.randn(3, 1, 3, 2, 16).unbind(0)
+names = ("key_omega", "key_zeta", "value_omega", "value_zeta")
+spectra = {name: torch.ones(2, 16) for name in names}
+out = oscillator_attention(q, k, v, times, times, **spectra)
+assert out.isfinite().all()
+try:
+    oscillator_attention(q, k, v, times, times, **spectra, backend="triton")
+except RuntimeError as error:
+    assert "not installed" in str(error), error
+else:
+    raise AssertionError("no error")
+"""
+
+
+def test_import_and_attention_without_triton() -> None:
+    result = subprocess.run([sys.executable, "-c", WITHOUT_TRITON], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr

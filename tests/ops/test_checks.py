@@ -207,9 +207,23 @@ def test_every_backend_refuses_bad_times(backend):
         call(x, backend=backend)
 
 
-def test_triton_is_refused_with_advice():
-    with pytest.raises(NotImplementedError, match=r"triton.*use backend='auto'"):
+@pytest.fixture
+def no_interpreter(monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+
+
+@pytest.mark.usefixtures("no_interpreter")
+def test_triton_is_refused_on_a_cpu_with_advice():
+    with pytest.raises(RuntimeError, match=r"backend='triton' cannot run here: .*'blocked'"):
         call(make_case(1, 3), backend="triton")
+
+
+@pytest.mark.usefixtures("no_interpreter")
+def test_triton_in_the_environment_is_refused_too(monkeypatch):
+    monkeypatch.setenv(BACKEND_VARIABLE, "triton")
+    with pytest.raises(RuntimeError, match="backend='triton' cannot run here"):
+        call(make_case(1, 3))
+    assert choose_backend("blocked", None, spectra_of(make_case(1, 3)))[0] == "blocked"
 
 
 def spectra_of(x):
@@ -221,6 +235,24 @@ def test_auto_is_blocked_and_says_why():
     assert name == "blocked"
     assert "exact" in reason
     assert choose_backend("oracle", None, spectra_of(make_case(1, 3))) == ("oracle", "asked for")
+
+
+@pytest.mark.parametrize("is_there", [True, False], ids=["triton", "no-triton"])
+def test_auto_goes_by_the_device_of_the_spectra(is_there, monkeypatch):
+    monkeypatch.setattr(
+        "osciformer.ops._dispatch.fused.missing", lambda device: None if is_there else "no Triton"
+    )
+
+    class OnCuda:
+        """What `choose_backend` looks at of a tensor on a GPU."""
+
+        device = torch.device("cuda")
+
+    spectra = {role: (OnCuda(), OnCuda()) for role in ("key", "value")}
+    name, reason = choose_backend("auto", None, spectra)
+    assert name == ("triton" if is_there else "blocked")
+    assert reason
+    assert choose_backend("auto", None, spectra_of(make_case(1, 3)))[0] == "blocked"
 
 
 @pytest.mark.parametrize("backend", ["oracle", "reference", "blocked"])

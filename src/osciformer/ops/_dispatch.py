@@ -10,14 +10,19 @@ import torch
 from torch import Tensor
 
 from osciformer.ops._checks import BACKENDS, check_choice
-from osciformer.ops.attention import blocked, oracle, reference
+from osciformer.ops.attention import blocked, fused, oracle, reference
 from osciformer.ops.attention.drive import Drive, Role
 from osciformer.ops.attention.expansion import is_resonant
 
 #: Environment variable that replaces ``backend="auto"``.
 BACKEND_VARIABLE = "OSCIFORMER_BACKEND"
 
-_MODULES: dict[str, ModuleType] = {"oracle": oracle, "reference": reference, "blocked": blocked}
+_MODULES: dict[str, ModuleType] = {
+    "oracle": oracle,
+    "reference": reference,
+    "blocked": blocked,
+    "triton": fused,
+}
 
 
 def choose_backend(
@@ -30,19 +35,21 @@ def choose_backend(
     Args:
         backend: What the caller asked for.
         drive: The drive of the call.
-        spectra: (omega, zeta) of "key" and "value".
+        spectra: (omega, zeta) of "key" and "value", on the device of the tokens.
+
+    Raises:
+        RuntimeError: For "triton" where its kernels cannot run, with the remedy.
     """
     check_choice("backend", backend, BACKENDS)
-    reason = "asked for"
+    reason, device = "asked for", spectra["key"][0].device
     if backend == "auto" and os.environ.get(BACKEND_VARIABLE):
         backend = os.environ[BACKEND_VARIABLE]
         check_choice(f"the environment variable {BACKEND_VARIABLE}", backend, BACKENDS)
         reason = f"{BACKEND_VARIABLE} is set"
     if backend == "triton":
-        raise NotImplementedError(
-            "backend='triton' is not part of this version; use backend='auto', which runs 'blocked'"
-            " on any device"
-        )
+        trouble = fused.missing(device)
+        if trouble is not None:
+            raise RuntimeError(f"backend='triton' cannot run here: {trouble}")
     if backend != "auto":
         return backend, reason
     # A compiled graph cannot look at values; it must not be fed a resonance of an undamped channel.
@@ -50,6 +57,8 @@ def choose_backend(
         for role, (omega, zeta) in spectra.items():
             if is_resonant(drive, role, omega, zeta):
                 return "reference", f"the drive is in undamped resonance with a {role} channel"
+    if device.type == "cuda" and fused.missing(device) is None:
+        return "triton", "kernels for CUDA; what they do not serve runs on 'blocked'"
     return "blocked", "exact and fast on any device"
 
 

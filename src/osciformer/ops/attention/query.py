@@ -124,6 +124,12 @@ class SinusoidPath:
     sin: Float[Tensor, "B R H J C"]
     origin: Float[Tensor, "B Ro"]
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether all rows see the same path."""
+        parts = (self.cos, self.sin, self.origin, self.constant)
+        return all(x.shape[1] == 1 for x in parts if x is not None)
+
     def evaluate(self, tau: Float[Tensor, "B M *S"]) -> Float[Tensor, "B M *S H C"]:
         """Return the query of row j at the times `tau[:, j]`."""
         batch, rows = tau.shape[:2]

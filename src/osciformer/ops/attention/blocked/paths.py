@@ -134,9 +134,8 @@ class _Sinusoid(BlockedPath):
         constant = None if path.constant is None else path.constant.double() * scale
         cos, sin = path.cos.double() * scale, path.sin.double() * scale
         origin = path.origin.double()
-        rows = [x.shape[1] for x in (cos, sin, origin, constant) if x is not None]
         self.amplitude = None
-        if max(rows) == 1:
+        if path.is_shared:
             self.origin = origin.unsqueeze(-1)
             # [B, 1, H, J, C] -> [B, J, F = 1, D]
             self.cos, self.sin = (
