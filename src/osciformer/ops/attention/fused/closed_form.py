@@ -158,13 +158,19 @@ def spectral_derivatives(s, spectrum, ct, g12, i12, PRECISE: tl.constexpr):
 
 
 @triton.jit
+def pull_back_through(x, spectrum, g12, f, j, to_g11, to_g12, to_i12):
+    """Return the gradients of gamma and omega^2, given the derivatives F and J."""
+    gamma, omega2 = spectrum[1], spectrum[2]
+    to_gamma = 2.0 * f * (to_i12 - omega2 * to_g11) - (x * g12 + 2.0 * gamma * f) * to_g12
+    to_omega2 = (gamma * f - 0.5 * x * g12) * to_g11 + f * to_g12 + j * to_i12
+    return to_gamma, to_omega2
+
+
+@triton.jit
 def pull_back(s, spectrum, ct, g12, i12, to_g11, to_g12, to_i12, PRECISE: tl.constexpr):
     """Return the gradients of gamma and omega^2 from those of g11, g12 and i12."""
-    gamma, omega2 = spectrum[1], spectrum[2]
     f, j = spectral_derivatives(s, spectrum, ct, g12, i12, PRECISE)
     x = s
     if not PRECISE:
         x = s.to(tl.float32)
-    to_gamma = 2.0 * f * (to_i12 - omega2 * to_g11) - (x * g12 + 2.0 * gamma * f) * to_g12
-    to_omega2 = (gamma * f - 0.5 * x * g12) * to_g11 + f * to_g12 + j * to_i12
-    return to_gamma, to_omega2
+    return pull_back_through(x, spectrum, g12, f, j, to_g11, to_g12, to_i12)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from osciformer.ops.attention.fused.closed_form import load_spectrum, pull_back
+from osciformer.ops.attention.fused.closed_form import load_spectrum, pull_back_through
 from osciformer.ops.attention.fused.near_forward import meeting_bits, tie_range, tied_logits
 from osciformer.ops.attention.fused.pieces import (
     aged_state,
     bottom,
+    bottom_with_slopes,
     climb,
+    climb_with_slopes,
     load_tokens,
     product,
     row_factors,
@@ -97,12 +99,28 @@ def tied_pair(
 
 
 @triton.jit
+def elapsed(level, tile, times, t, length, TILE: tl.constexpr, PRECISE: tl.constexpr):
+    """Return the durations of what grows at a level, and of the other block of the two.
+
+    The first is a row's time since its block began, or a key's until the next block begins.
+    """
+    n = 1 << level
+    place = tl.arange(0, TILE)
+    late = (place & n) != 0
+    base = tile * TILE + (place // n) * n
+    own = tl.abs(time_at(times, base + tl.where(late, 0, n), length) - t)
+    begin = time_at(times, base + tl.where(late, -n, n), length)
+    other = time_at(times, base + tl.where(late, 0, 2 * n), length) - begin
+    if not PRECISE:
+        own = own.to(tl.float32)
+        other = other.to(tl.float32)
+    return own[:, None], other[:, None]
+
+
+@triton.jit
 def level_adjoint(
     level,
-    tile,
-    times,
-    t,
-    length,
+    s,
     prefix,
     suffix,
     spectrum,
@@ -117,7 +135,6 @@ def level_adjoint(
     AVERAGE: tl.constexpr,
     SPECTRAL: tl.constexpr,
     TILE: tl.constexpr,
-    PRECISE: tl.constexpr,
 ):
     """Return the gradients of x, u, gamma and omega^2 at one level.
 
@@ -125,20 +142,17 @@ def level_adjoint(
     state; the others are 0, so one evaluation serves both.
     """
     gamma, omega2 = spectrum[1], spectrum[2]
-    g11, g12, i12 = suffix
+    g11, g12, i12 = suffix[0], suffix[1], suffix[2]
     to_x = to_x1 * g11 - omega2 * g12 * to_x2 + (g12 + 2.0 * gamma * i12) * to_xs
     to_u = to_x1 * g12 + (g11 - 2.0 * gamma * g12) * to_x2 + i12 * to_xs
     to_gamma = tl.zeros_like(g11)
     to_omega2 = tl.zeros_like(g11)
     if SPECTRAL:
-        n = 1 << level
-        place = tl.arange(0, TILE)
-        late = (place & n) != 0
-        border = tile * TILE + (place // n) * n + tl.where(late, 0, n)
-        s = tl.abs(time_at(times, border, length) - t)[:, None]
-        g11 = tl.where(late[:, None], prefix[0], g11)
-        g12 = tl.where(late[:, None], prefix[1], g12)
-        i12 = tl.where(late[:, None], prefix[2], i12)
+        late = ((tl.arange(0, TILE) & (1 << level)) != 0)[:, None]
+        g12 = tl.where(late, prefix[1], g12)
+        i12 = tl.where(late, prefix[2], i12)
+        f = tl.where(late, prefix[3], suffix[3])
+        j = tl.where(late, prefix[4], suffix[4])
         to_m1 = to_xs * x
         to_g11 = to_x1 * x
         to_g12 = -omega2 * to_x2 * x
@@ -148,21 +162,13 @@ def level_adjoint(
             to_g12 += (to_x1 - 2.0 * gamma * to_x2) * u
             to_i12 += to_xs * u
         if AVERAGE:
-            to_m1 += tl.where(late[:, None], to_f1, 0.0)
-            to_i12 += tl.where(late[:, None], to_f2, 0.0)
+            to_m1 += tl.where(late, to_f1, 0.0)
+            to_i12 += tl.where(late, to_f2, 0.0)
         else:
-            to_g11 += tl.where(late[:, None], to_f1, 0.0)
-            to_g12 += tl.where(late[:, None], to_f2, 0.0)
-        to_gamma, to_omega2 = pull_back(
-            s,
-            spectrum,
-            g11 - gamma * g12,
-            g12,
-            i12,
-            to_g11,
-            to_g12 + to_m1,
-            to_i12 + 2.0 * gamma * to_m1,
-            PRECISE,
+            to_g11 += tl.where(late, to_f1, 0.0)
+            to_g12 += tl.where(late, to_f2, 0.0)
+        to_gamma, to_omega2 = pull_back_through(
+            s, spectrum, g12, f, j, to_g11, to_g12 + to_m1, to_i12 + 2.0 * gamma * to_m1
         )
         to_gamma += 2.0 * i12 * to_m1
         to_omega2 -= g12 * to_x2 * x
@@ -271,13 +277,14 @@ def near_backward(
         u = x
         if HAS_VU:
             u = load_tokens(vu_ptr, first_token + tokens, present, head, heads, C, channels)
-        prefix, suffix = bottom(gap_to_next, spectrum, PRECISE)
+        prefix, suffix = bottom_with_slopes(gap_to_next, spectrum, PRECISE)
         to_x = tl.zeros([TILE, WIDTH], tl.float32)
         to_u = tl.zeros([TILE, WIDTH], tl.float32)
         to_gamma = tl.zeros_like(prefix[0])
         to_omega2 = tl.zeros_like(prefix[0])
         for level in range(LEVELS):
             n = 1 << level
+            s_own, s_other = elapsed(level, tile, times, t, length, TILE, PRECISE)
             meeting = (bits >> level) == 1
             x1, x2, xs = aged_state(suffix[0], suffix[1], suffix[2], spectrum, x, u, HAS_VU)
             f1, f2 = row_factors(prefix[0], prefix[1], prefix[2], spectrum, AVERAGE)
@@ -301,15 +308,17 @@ def near_backward(
                 to_f2 = o * product(part, x2.to(OPERAND), PREC)
             # fmt: off
             more_x, more_u, more_gamma, more_omega2 = level_adjoint(
-                level, tile, times, t, length, prefix, suffix, spectrum, x, u, to_x1, to_x2, to_xs,
-                to_f1, to_f2, HAS_VU, AVERAGE, SPECTRAL, TILE, PRECISE,
+                level, s_own, prefix, suffix, spectrum, x, u, to_x1, to_x2, to_xs,
+                to_f1, to_f2, HAS_VU, AVERAGE, SPECTRAL, TILE,
             )
             # fmt: on
             to_x += more_x
             to_u += more_u
             to_gamma += more_gamma
             to_omega2 += more_omega2
-            prefix, suffix = climb(prefix, suffix, spectrum, n, TILE, WIDTH)
+            prefix, suffix = climb_with_slopes(
+                prefix, suffix, s_own, s_other, spectrum, n, TILE, WIDTH
+            )
         if not STRICT:
             for other in range(low, high + 1):
                 # fmt: off
@@ -345,7 +354,7 @@ def near_backward(
         u = x
         if HAS_KU:
             u = load_tokens(ku_ptr, first_token + tokens, present, head, heads, C, channels)
-        prefix, suffix = bottom(gap_to_next, spectrum, PRECISE)
+        prefix, suffix = bottom_with_slopes(gap_to_next, spectrum, PRECISE)
         to_row = tl.zeros([TILE, WIDTH], tl.float32)
         to_x = tl.zeros([TILE, WIDTH], tl.float32)
         to_u = tl.zeros([TILE, WIDTH], tl.float32)
@@ -353,6 +362,7 @@ def near_backward(
         to_omega2 = tl.zeros_like(prefix[0])
         for level in range(LEVELS):
             n = 1 << level
+            s_own, s_other = elapsed(level, tile, times, t, length, TILE, PRECISE)
             x1, x2, xs = aged_state(suffix[0], suffix[1], suffix[2], spectrum, x, u, HAS_KU)
             f1, f2 = row_factors(prefix[0], prefix[1], prefix[2], spectrum, True)
             part = tl.where((bits >> level) == 1, to_raw_near, 0.0).to(OPERAND)
@@ -364,15 +374,17 @@ def near_backward(
             to_xs = product(tl.trans(part), q.to(OPERAND), PREC)
             # fmt: off
             more_x, more_u, more_gamma, more_omega2 = level_adjoint(
-                level, tile, times, t, length, prefix, suffix, spectrum, x, u, to_x1, to_x2, to_xs,
-                q * y1, q * y2, HAS_KU, True, SPECTRAL, TILE, PRECISE,
+                level, s_own, prefix, suffix, spectrum, x, u, to_x1, to_x2, to_xs,
+                q * y1, q * y2, HAS_KU, True, SPECTRAL, TILE,
             )
             # fmt: on
             to_x += more_x
             to_u += more_u
             to_gamma += more_gamma
             to_omega2 += more_omega2
-            prefix, suffix = climb(prefix, suffix, spectrum, n, TILE, WIDTH)
+            prefix, suffix = climb_with_slopes(
+                prefix, suffix, s_own, s_other, spectrum, n, TILE, WIDTH
+            )
         if not STRICT:
             for other in range(low, high + 1):
                 others = other * TILE + place

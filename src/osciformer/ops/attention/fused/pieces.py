@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from osciformer.ops.attention.fused.closed_form import oscillate, pull_back
+from osciformer.ops.attention.fused.closed_form import oscillate, pull_back, spectral_derivatives
 
 
 @triton.jit
@@ -188,6 +188,89 @@ def climb(prefix, suffix, spectrum, n, TILE: tl.constexpr, WIDTH: tl.constexpr):
         tl.where(late, suffix[2], longer[2]),
     )
     return prefix, suffix
+
+
+@triton.jit
+def compose_with_slopes(a, b, s_a, s_b, spectrum):
+    """Return g11, g12, i12, F and J after two spans of time, by the product rule.
+
+    F and J are the derivatives of g12 and i12 by omega^2 (`closed_form`); that of g11 follows.
+    """
+    gamma = spectrum[1]
+    g11, g12, i12 = compose((a[0], a[1], a[2]), (b[0], b[1], b[2]), spectrum)
+    slope_a = gamma * a[3] - 0.5 * s_a * a[1]
+    slope_b = gamma * b[3] - 0.5 * s_b * b[1]
+    f = slope_a * b[1] + a[0] * b[3] + a[3] * (b[0] - 2.0 * gamma * b[1])
+    f += a[1] * (slope_b - 2.0 * gamma * b[3])
+    j = a[4] + slope_a * b[2] + a[0] * b[4] + a[3] * b[1] + a[1] * b[3]
+    return g11, g12, i12, f, j
+
+
+@triton.jit
+def climb_with_slopes(
+    prefix,
+    suffix,
+    s_own,
+    s_other,
+    spectrum,
+    n,
+    TILE: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
+    """Do what `climb` does, for five planes.
+
+    Args:
+        prefix: From the first token of each token's block of n to the token.
+        suffix: From the token to the first token of the next block.
+        s_own: Duration of what grows: of prefixes in the later block of two, else of suffixes.
+        s_other: Duration of the other block of the two.
+        spectrum: Constants of the channels.
+        n: Tokens a block.
+        TILE: Tokens.
+        WIDTH: Channels.
+    """
+    place = tl.arange(0, TILE)
+    late = ((place & n) != 0)[:, None]
+    sibling = tl.broadcast_to(((place ^ n) & (TILE - n))[:, None], (TILE, WIDTH))
+    other = (
+        tl.gather(suffix[0], sibling, 0),
+        tl.gather(suffix[1], sibling, 0),
+        tl.gather(suffix[2], sibling, 0),
+        tl.gather(suffix[3], sibling, 0),
+        tl.gather(suffix[4], sibling, 0),
+    )
+    own = (
+        tl.where(late, prefix[0], suffix[0]),
+        tl.where(late, prefix[1], suffix[1]),
+        tl.where(late, prefix[2], suffix[2]),
+        tl.where(late, prefix[3], suffix[3]),
+        tl.where(late, prefix[4], suffix[4]),
+    )
+    longer = compose_with_slopes(own, other, s_own, s_other, spectrum)
+    prefix = (
+        tl.where(late, longer[0], prefix[0]),
+        tl.where(late, longer[1], prefix[1]),
+        tl.where(late, longer[2], prefix[2]),
+        tl.where(late, longer[3], prefix[3]),
+        tl.where(late, longer[4], prefix[4]),
+    )
+    suffix = (
+        tl.where(late, suffix[0], longer[0]),
+        tl.where(late, suffix[1], longer[1]),
+        tl.where(late, suffix[2], longer[2]),
+        tl.where(late, suffix[3], longer[3]),
+        tl.where(late, suffix[4], longer[4]),
+    )
+    return prefix, suffix
+
+
+@triton.jit
+def bottom_with_slopes(gap, spectrum, PRECISE: tl.constexpr):
+    """Do what `bottom` does, for five planes."""
+    g11, ct, g12, i12 = oscillate(gap, spectrum, PRECISE)
+    f, j = spectral_derivatives(gap, spectrum, ct, g12, i12, PRECISE)
+    still = tl.zeros_like(g11)
+    return (still + 1.0, still, still, still, still), (g11, g12, i12, f, j)
 
 
 @triton.jit
