@@ -238,7 +238,7 @@ def test_auto_is_blocked_and_says_why():
 
 
 @pytest.mark.parametrize("is_there", [True, False], ids=["triton", "no-triton"])
-def test_auto_goes_by_the_device_of_the_spectra(is_there, monkeypatch):
+def test_auto_goes_by_device_and_dtype(is_there, monkeypatch):
     monkeypatch.setattr(
         "osciformer.ops._dispatch.fused.missing", lambda device: None if is_there else "no Triton"
     )
@@ -249,7 +249,8 @@ def test_auto_goes_by_the_device_of_the_spectra(is_there, monkeypatch):
         device = torch.device("cuda")
 
     spectra = {role: (OnCuda(), OnCuda()) for role in ("key", "value")}
-    name, reason = choose_backend("auto", None, spectra)
+    assert choose_backend("auto", None, spectra)[0] == "blocked"
+    name, reason = choose_backend("auto", None, spectra, torch.bfloat16)
     assert name == ("triton" if is_there else "blocked")
     assert reason
     assert choose_backend("auto", None, spectra_of(make_case(1, 3)))[0] == "blocked"

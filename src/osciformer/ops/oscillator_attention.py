@@ -113,9 +113,10 @@ def oscillator_attention(
             Where query and key times of a series agree, it also says which query tokens take part
             in a fit.
         scale: Factor of the logits; None is $1/\sqrt C$.
-        backend: ``auto`` is ``blocked``, or ``reference`` for a drive in resonance with an undamped
-            channel; the environment variable OSCIFORMER_BACKEND replaces it. `choose_backend` says
-            which one a call gets. ``triton`` is reserved and raises an error.
+        backend: ``auto`` is ``blocked``; ``reference`` for a drive in resonance with an undamped
+            channel; ``triton`` for bfloat16 tokens on a CUDA device. The environment variable
+            OSCIFORMER_BACKEND replaces it. `choose_backend` says which one a call gets. What
+            ``triton`` has no kernel for runs on ``blocked``, and a warning says so once.
         return_weights: Also return the weights (memory M times N). They carry gradients from
             ``oracle`` and ``reference``; those of ``blocked`` are detached.
         key_equilibrium: Rest position of each key, the paper's $c_i$; None is 0.
@@ -166,7 +167,10 @@ def oscillator_attention(
     batch, num_rows = query_times.shape
     num_keys, num_heads, channels = k.shape[1:]
     name, _ = choose_backend(
-        backend, drive, {"key": (key_omega, key_zeta), "value": (value_omega, value_zeta)}
+        backend,
+        drive,
+        {"key": (key_omega, key_zeta), "value": (value_omega, value_zeta)},
+        k.dtype,
     )
     if num_rows == 0 or num_keys == 0 or batch == 0:
         out = v.new_zeros(batch, num_rows, num_heads, channels)

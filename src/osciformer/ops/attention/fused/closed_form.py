@@ -16,7 +16,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-# Rows of the table that `launch.spectrum_table` builds: constants of a channel, then coefficients
+# Rows of the table that `build_table` writes: constants of a channel, then coefficients
 # of two power series in rate * s, of i12 / s^2 and of -J / s^4, without their leading terms.
 NUM_PLANES = tl.constexpr(22)
 
@@ -174,3 +174,55 @@ def pull_back(s, spectrum, ct, g12, i12, to_g11, to_g12, to_i12, PRECISE: tl.con
     if not PRECISE:
         x = s.to(tl.float32)
     return pull_back_through(x, spectrum, g12, f, j, to_g11, to_g12, to_i12)
+
+
+@triton.jit
+def build_table(gamma_ptr, omega2_ptr, table, C: tl.constexpr):
+    """Write what `load_spectrum` reads, for one head a program, all in float64."""
+    head = tl.program_id(0)
+    c = tl.arange(0, C)
+    gamma = tl.load(gamma_ptr + head * C + c)
+    omega2 = tl.load(omega2_ptr + head * C + c)
+    disc = gamma * gamma - omega2
+    # gamma and omega come as one rounding each: a critical channel may be off by that much.
+    disc = tl.where(tl.abs(disc) <= 1e-15 * omega2, 0.0, disc)
+    root = tl.sqrt(tl.abs(disc))
+    under = disc < 0
+    over = disc > 0
+    fast = gamma + root
+    slow = tl.where(over, omega2 / tl.where(over, fast, 1.0), gamma)
+    spread = tl.where(over, 2.0 * root, 0.0)
+    rate = tl.where(over, fast, tl.sqrt(omega2))
+    at = table + head * NUM_PLANES * C + c
+    tl.store(at, tl.where(under, root * 0.15915494309189535, 0.0))
+    tl.store(at + C, gamma)
+    tl.store(at + 2 * C, omega2)
+    tl.store(at + 3 * C, slow)
+    tl.store(at + 4 * C, spread)
+    tl.store(at + 5 * C, disc)
+    tl.store(at + 6 * C, rate)
+    tl.store(at + 7 * C, tl.where(under, 1.0 / tl.where(under, root, 1.0), 0.0))
+    tl.store(at + 8 * C, tl.where(over, 1.0 / tl.where(over, spread, 1.0), 0.0))
+    tl.store(at + 9 * C, 1.0 / tl.where(omega2 > 0, omega2, 1.0))
+    tl.store(at + 10 * C, tl.where(disc == 0, 0.0, 0.5 / tl.where(disc == 0, 1.0, disc)))
+    # Power series: 1 / (p^2 + a p + b), inverse Laplace transform term by term; then its square.
+    scale = 1.0 / tl.where(rate > 0, rate, 1.0)
+    a = 2.0 * gamma * scale
+    b = omega2 * scale * scale
+    v1 = -a
+    v2 = -a * v1 - b
+    v3 = -a * v2 - b * v1
+    v4 = -a * v3 - b * v2
+    v5 = -a * v4 - b * v3
+    v6 = -a * v5 - b * v4
+    tl.store(at + 11 * C, v1 / 6)
+    tl.store(at + 12 * C, v2 / 24)
+    tl.store(at + 13 * C, v3 / 120)
+    tl.store(at + 14 * C, v4 / 720)
+    tl.store(at + 15 * C, v5 / 5040)
+    tl.store(at + 16 * C, v6 / 40320)
+    tl.store(at + 17 * C, 2.0 * v1 / 120)
+    tl.store(at + 18 * C, (2.0 * v2 + v1 * v1) / 720)
+    tl.store(at + 19 * C, (2.0 * v3 + 2.0 * v1 * v2) / 5040)
+    tl.store(at + 20 * C, (2.0 * v4 + 2.0 * v1 * v3 + v2 * v2) / 40320)
+    tl.store(at + 21 * C, (2.0 * v5 + 2.0 * v1 * v4 + 2.0 * v2 * v3) / 362880)

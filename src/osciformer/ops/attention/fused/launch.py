@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from osciformer.ops.attention.fused.attend import SPAN, is_interpreted
+from osciformer.ops.attention.fused.closed_form import NUM_PLANES, build_table
 from osciformer.ops.attention.fused.near_forward import near_forward
 from osciformer.ops.attention.fused.spans import set_up, span_matrices
 from osciformer.ops.attention.fused.sweep_forward import sweep_forward
@@ -136,48 +137,20 @@ def padded_length(length: int, channels: int, dtype: torch.dtype) -> int:
     return (length + unit - 1) // unit * unit
 
 
-def _series(gamma: Tensor, omega2: Tensor, rate: Tensor) -> list[Tensor]:
-    """Return coefficients of the power series of i12 and of its derivative, in rate times time."""
-    safe = torch.where(rate > 0, rate, 1.0)
-    a, b = 2.0 * gamma / safe, omega2 / (safe * safe)
-    # 1 / (p^2 + a p + b), inverse Laplace transform term by term; then its square.
-    terms = [torch.ones_like(a), -a]
-    for _ in range(5):
-        terms.append(-a * terms[-1] - b * terms[-2])
-    squares = [
-        torch.stack([terms[i] * terms[n - i] for i in range(n + 1)]).sum(0) for n in range(6)
-    ]
-    first = [terms[n] / math.factorial(n + 2) for n in range(1, 7)]
-    return first + [squares[n] / math.factorial(n + 4) for n in range(1, 6)]
-
-
 def spectrum_table(gamma: Tensor, omega2: Tensor) -> Tensor:
     """Return the constants of `closed_form.load_spectrum`, ``[H, 22, C]`` float64."""
-    gamma, omega2 = gamma.detach().double(), omega2.detach().double()
-    disc = gamma * gamma - omega2
-    # gamma and omega come as one rounding each: a critical channel may be off by that much.
-    disc = torch.where(disc.abs() <= 1e-15 * omega2, 0.0, disc)
-    root = disc.abs().sqrt()
-    is_under, is_over = disc < 0, disc > 0
-    fast = gamma + root
-    slow = torch.where(is_over, omega2 / torch.where(is_over, fast, 1.0), gamma)
-    spread = torch.where(is_over, 2.0 * root, 0.0)
-    rate = torch.where(is_over, fast, omega2.sqrt())
-    planes = [
-        torch.where(is_under, root / (2.0 * math.pi), 0.0),
-        gamma,
-        omega2,
-        slow,
-        spread,
-        disc,
-        rate,
-        torch.where(is_under, 1.0 / torch.where(is_under, root, 1.0), 0.0),
-        torch.where(is_over, 1.0 / torch.where(is_over, spread, 1.0), 0.0),
-        1.0 / torch.where(omega2 > 0, omega2, 1.0),
-        torch.where(disc == 0, 0.0, 0.5 / torch.where(disc == 0, 1.0, disc)),
-        *_series(gamma, omega2, rate),
-    ]
-    return torch.stack(planes, dim=1).contiguous()
+    heads, channels = gamma.shape
+    table = torch.empty(
+        (heads, NUM_PLANES.value, channels), dtype=torch.float64, device=gamma.device
+    )
+    build_table[(heads,)](
+        gamma.detach().double().contiguous(),
+        omega2.detach().double().contiguous(),
+        table,
+        C=channels,
+        num_warps=1,
+    )
+    return table
 
 
 def spectrum_tables(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:

@@ -157,6 +157,16 @@ def compose(a, b, spectrum):
 
 
 @triton.jit
+def pick(x, index):
+    """Return ``x[index[i, c], c]``; float64 goes in two halves of float32."""
+    if x.dtype == tl.float64:
+        high = x.to(tl.float32)
+        low = (x - high.to(tl.float64)).to(tl.float32)
+        return tl.gather(high, index, 0).to(tl.float64) + tl.gather(low, index, 0).to(tl.float64)
+    return tl.gather(x, index, 0)
+
+
+@triton.jit
 def climb(prefix, suffix, spectrum, n, TILE: tl.constexpr, WIDTH: tl.constexpr):
     """Return prefixes and suffixes of blocks of 2 n tokens from those of n.
 
@@ -167,9 +177,9 @@ def climb(prefix, suffix, spectrum, n, TILE: tl.constexpr, WIDTH: tl.constexpr):
     late = ((place & n) != 0)[:, None]
     sibling = tl.broadcast_to(((place ^ n) & (TILE - n))[:, None], (TILE, WIDTH))
     other = (
-        tl.gather(suffix[0], sibling, 0),
-        tl.gather(suffix[1], sibling, 0),
-        tl.gather(suffix[2], sibling, 0),
+        pick(suffix[0], sibling),
+        pick(suffix[1], sibling),
+        pick(suffix[2], sibling),
     )
     own = (
         tl.where(late, prefix[0], suffix[0]),
@@ -233,11 +243,11 @@ def climb_with_slopes(
     late = ((place & n) != 0)[:, None]
     sibling = tl.broadcast_to(((place ^ n) & (TILE - n))[:, None], (TILE, WIDTH))
     other = (
-        tl.gather(suffix[0], sibling, 0),
-        tl.gather(suffix[1], sibling, 0),
-        tl.gather(suffix[2], sibling, 0),
-        tl.gather(suffix[3], sibling, 0),
-        tl.gather(suffix[4], sibling, 0),
+        pick(suffix[0], sibling),
+        pick(suffix[1], sibling),
+        pick(suffix[2], sibling),
+        pick(suffix[3], sibling),
+        pick(suffix[4], sibling),
     )
     own = (
         tl.where(late, prefix[0], suffix[0]),
