@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -55,40 +56,58 @@ def check_times(name: str, times: Tensor, mask: Tensor | None) -> None:
         return
     t = times.detach()
     present = torch.ones_like(t, dtype=torch.bool) if mask is None else mask
-    bad = present & ~torch.isfinite(t)
-    if bool(bad.any()):
-        b, n = _first(bad)
-        raise ValueError(
-            f"{name} must be finite; series {b} has {name}[{b}, {n}] = {t[b, n].item()}. Drop the"
-            " observation or mask it out"
-        )
+    is_strange = present & ~torch.isfinite(t)
     # The largest present time so far, shifted by one, is what each present time must reach.
     filled = torch.where(present, t, float("-inf"))
     before = torch.nn.functional.pad(
         filled.cummax(dim=1).values[:, :-1], (1, 0), value=float("-inf")
     )
-    bad = present & (t < before)
-    if bool(bad.any()):
-        b, n = _first(bad)
-        earlier = int((filled[b, :n] == before[b, n]).nonzero()[-1])
-        raise ValueError(
-            f"{name} must not decrease within a series; series {b} has {name}[{b}, {n}] ="
-            f" {t[b, n].item()} < {name}[{b}, {earlier}] = {before[b, n].item()}."
-            " Sort the observations by time"
-        )
-
-
-def check_spectrum(name: str, x: Tensor, heads: int, channels: int, *, is_positive: bool) -> None:
-    """Refuse frequencies and damping ratios that are negative, NaN or infinite."""
-    check_float(name, x)
-    check_shape(name, x, (heads, channels), "[H, C]")
-    if not can_look(x) or x.numel() == 0:
+    is_early = present & (t < before)
+    # One look at the device where all is well.
+    if not bool((is_strange | is_early).any()):
         return
-    bad = ~((x.detach() >= 0) & torch.isfinite(x.detach()))
-    if bool(bad.any()):
-        h, c = _first(bad)
-        what = "a frequency above 0 (or 0, a free particle)" if is_positive else "at least 0"
-        raise ValueError(f"{name} must be finite and {what}; {name}[{h}, {c}] = {x[h, c].item()}")
+    if bool(is_strange.any()):
+        b, n = _first(is_strange)
+        raise ValueError(
+            f"{name} must be finite; series {b} has {name}[{b}, {n}] = {t[b, n].item()}. Drop the"
+            " observation or mask it out"
+        )
+    b, n = _first(is_early)
+    earlier = int((filled[b, :n] == before[b, n]).nonzero()[-1])
+    raise ValueError(
+        f"{name} must not decrease within a series; series {b} has {name}[{b}, {n}] ="
+        f" {t[b, n].item()} < {name}[{b}, {earlier}] = {before[b, n].item()}."
+        " Sort the observations by time"
+    )
+
+
+def check_spectra(spectra: Mapping[str, Tensor], heads: int, channels: int) -> None:
+    """Refuse frequencies and damping ratios that are negative, NaN or infinite.
+
+    Args:
+        spectra: Tensors ``[H, C]`` by the name of their argument.
+        heads: H.
+        channels: C.
+    """
+    for name, x in spectra.items():
+        check_float(name, x)
+        check_shape(name, x, (heads, channels), "[H, C]")
+    tensors = [x.detach() for x in spectra.values()]
+    if not all(map(can_look, tensors)) or heads * channels == 0:
+        return
+    together = torch.stack([x.double() for x in tensors])
+    is_fine = (together >= 0) & torch.isfinite(together)
+    # One look at the device where all is well.
+    if bool(is_fine.all()):
+        return
+    for (name, x), fine in zip(spectra.items(), is_fine, strict=True):
+        if not bool(fine.all()):
+            h, c = _first(~fine)
+            is_omega = name.endswith("omega")
+            what = "a frequency above 0 (or 0, a free particle)" if is_omega else "at least 0"
+            raise ValueError(
+                f"{name} must be finite and {what}; {name}[{h}, {c}] = {x[h, c].item()}"
+            )
 
 
 def check_mask(name: str, mask: Tensor, shape: tuple[int, int]) -> None:

@@ -18,7 +18,7 @@ from osciformer.ops._checks import (
     check_float,
     check_mask,
     check_shape,
-    check_spectrum,
+    check_spectra,
     check_times,
 )
 from osciformer.ops._dispatch import backend_module, choose_backend
@@ -267,8 +267,7 @@ def _check_tensors(
         if extra is not None:
             check_float(name, extra)
             check_shape(name, extra, shape, "[B, N, H, C]")
-    for name, x in spectra.items():
-        check_spectrum(name, x, num_heads, channels, is_positive=name.endswith("omega"))
+    check_spectra(spectra, num_heads, channels)
     if mask is not None:
         check_mask("mask", mask, (batch, num_keys))
     if drive is not None:

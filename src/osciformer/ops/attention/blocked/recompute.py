@@ -10,6 +10,15 @@ from torch import Tensor
 
 # Elements of one temporary for each thread: a quarter of a mebibyte stays in a core's own cache.
 _CHUNK_ELEMENTS = 1 << 15
+# Elsewhere launches cost more than memory traffic: few chunks, 64 MiB for a temporary.
+_DEVICE_CHUNK_ELEMENTS = 1 << 23
+
+
+def _chunk(width: int, device: torch.device) -> int:
+    """Return how many positions of `width` elements to evaluate at once."""
+    is_cpu = device.type == "cpu"
+    budget = _CHUNK_ELEMENTS * torch.get_num_threads() if is_cpu else _DEVICE_CHUNK_ELEMENTS
+    return max(1, budget // max(1, width))
 
 
 class _Recompute(torch.autograd.Function):
@@ -95,6 +104,6 @@ def recomputed(
     if torch.compiler.is_compiling():
         planes = torch.broadcast_tensors(*function(*along, *whole))
         return torch.stack([p.to(dtype) for p in planes])
-    chunk = max(1, _CHUNK_ELEMENTS * torch.get_num_threads() // max(1, width))
+    chunk = _chunk(width, along[0].device)
     result: Tensor = _Recompute.apply(function, chunk, len(along), dtype, *along, *whole)
     return result
