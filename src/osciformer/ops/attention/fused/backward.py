@@ -235,8 +235,10 @@ def _sweep_rows(
     # Values have no gradient of their own along rows, only their spectrum has.
     count = call.padded // _ROWS
     parts = grads.parts(count, is_spectral)
+    to_factor = call.buffer(4, torch.float32) if is_spectral else delta
     for side, (_, _, table, is_average) in enumerate(call.sides()[: 1 + is_spectral]):
-        to_factor = call.buffer(4, torch.float32).zero_() if is_spectral else delta
+        if is_spectral:
+            to_factor.zero_()
         sweep_rows[(triton.cdiv(call.length, stage.rows), call.heads, call.batch)](
             call.q,
             to_out,

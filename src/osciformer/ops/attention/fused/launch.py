@@ -311,6 +311,7 @@ def fill_matrices(call: Call, stage: Stage, prepared: Prepared, planes: int = 6)
     """Write the spans between the ends of key spans and the starts of row spans."""
     spans, group = num_groups(call, stage)
     shape = (call.num_planes, spans, group, planes, call.channels)
+    prepared.matrices = None  # those of the stage before, in case, must not stay beside the new
     found = []
     for _, _, table, is_average in call.sides():
         matrix = torch.empty(shape, dtype=torch.float32, device=call.q.device)
