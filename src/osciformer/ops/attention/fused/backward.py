@@ -254,7 +254,7 @@ def _sweep_rows(
             **sweep_options(call, stage, 18 if is_spectral else 6),
         )
         if side == 0 and call.shared is not None:
-            grads.factor = to_factor[:, :2].contiguous()
+            grads.factor = to_factor[:, :2].clone()  # the buffer is used again
         if is_spectral:
             factors_adjoint[(count, call.heads, call.batch)](
                 call.times,
