@@ -138,7 +138,7 @@ def test_auto_takes_the_kernels():
 
 
 def test_two_runs_agree_to_the_last_bit():
-    # Gradients of the spectra are summed in any order.
+    # Gradients of the spectra are sums over programs, which torch adds up.
     x = usual_inputs()
     first, second = run(x, backend="triton"), run(x, backend="triton")
     for name in first.keys() - set(SPECTRA):

@@ -12,6 +12,7 @@ import mpmath
 import pytest
 import torch
 
+from osciformer.math.oscillator import moments
 from osciformer.ops import oscillator_attention
 from osciformer.testing import assert_causal, assert_padding_invariant, assert_time_shift_invariant
 
@@ -216,6 +217,31 @@ def test_shared_paths(query, options):
         x |= {f"mode_{n}": torch.randn(1, 3, 16, generator=g).double() for n in ("cos", "sin")}
         del x["q"]
     check(x, judge="blocked", tolerance=2e-5, query=query, mask=mask, **options)
+
+
+def test_integrals_over_several_spans_compose():
+    # Under the constant path 1 they are known in closed form, whatever lies between.
+    shared = importlib.import_module("osciformer.ops.attention.fused.shared")
+    g = torch.Generator().manual_seed(0)
+    starts = torch.rand(2, 6, generator=g, dtype=DOUBLE).cumsum(1)
+    omega = torch.tensor([[0.1, 1.0, 9.0], [0.0, 3.0, 30.0]], dtype=DOUBLE)
+    zeta = torch.tensor([[0.0, 1.0, 5.0], [0.3, 0.1, 0.9]], dtype=DOUBLE)
+
+    def over(s):  # [B, ...] -> [B, H, ..., C]
+        s = s[:, None, ..., None]
+        w, z = (x.view(1, 2, *[1] * (s.ndim - 3), 3) for x in (omega, zeta))
+        m = moments(s, w, z)
+        return s - w * w * m.k12, m.i12 + 0.0 * s
+
+    lengths = torch.diff(starts, dim=1, append=starts[:, -1:])
+    whole = torch.stack(over(lengths), dim=2).flatten(0, 1)
+    got = shared._between(whole, starts, omega, zeta)
+    gaps = (starts[:, :, None] - torch.roll(starts, -1, 1)[:, None, :]).clamp(min=0)
+    want = torch.stack(over(gaps), dim=4).flatten(0, 1)
+    before = torch.arange(6)[None, :] < torch.arange(6)[:, None]
+    want = torch.where(before[:, :, None, None], want, 0.0)
+    assert got.shape == want.shape
+    torch.testing.assert_close(got.double(), want, rtol=2e-6, atol=1e-7)
 
 
 def test_short_series_under_a_shared_path_are_left_to_blocked():
