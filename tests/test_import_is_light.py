@@ -13,6 +13,8 @@ HEAVY = [
     "lightning",
     "matplotlib",
     "pandas",
+    "polars",
+    "pyarrow",
     "pytorch_lightning",
     "scipy",
     "sklearn",

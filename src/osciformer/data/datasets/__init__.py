@@ -1,0 +1,1 @@
+"""The registered data sets, a file for each family."""

@@ -1,0 +1,386 @@
+"""A ragged container for irregularly sampled series."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Literal, get_args, overload
+
+import numpy as np
+
+from osciformer._types import Float, Int
+from osciformer.data import checks
+from osciformer.data.ragged import (
+    flatten,
+    offsets_of,
+    positions_of,
+    rows_of_series,
+    series_of_rows,
+)
+from osciformer.data.single import SingleSeries
+from osciformer.data.ties import Duplicates, settle_ties
+from osciformer.data.time_axis import TimeAxis
+
+if TYPE_CHECKING:
+    from types import EllipsisType
+
+Empty = Literal["error", "drop", "keep"]
+
+
+class IrregularSeries:
+    """Many series of different lengths, each with its own times, in flat arrays.
+
+    The rows of all series lie one after another; `offsets` says where each begins. `len()` counts
+    series, and indexing takes what scikit-learn's splitters give: a slice, a boolean mask or an
+    integer array returns an `IrregularSeries`, a single integer a `SingleSeries`.
+
+    This constructor takes arrays that are ready; it refuses times that are not finite or that
+    decrease, infinite values, and shapes that do not fit. Equal times within a series and series
+    without rows are allowed here. `from_arrays`, `from_padded` and `from_frame` start further from
+    that and say what to do about ties and empty series.
+
+    Args:
+        times: Times of all rows, in one unit, not decreasing within a series.
+        values: Values of all rows; NaN is a missing one.
+        offsets: Row at which each series begins, and behind them T.
+        ids: Names of the series [n], numbers or text; 0, 1, ... if not given.
+        static: Features that belong to a series as a whole; NaN is a missing one.
+        labels: Classes or targets [n], or several real targets [n, K].
+        feature_names: Names of the F features.
+        static_names: Names of the S static features.
+        time_axis: What the times mean; plain numbers if not given.
+        origins: Where time 0 of each series lies [n], for `time_axis.origin == "series"`.
+
+    Example:
+        >>> series = IrregularSeries([0.0, 0.5, 2.0], [[1.0], [2.0], [3.0]], [0, 2, 3])
+        >>> len(series), series[0].times, series[[1]].ids
+        (2, array([0. , 0.5]), array([1]))
+    """
+
+    def __init__(
+        self,
+        times: Float[np.ndarray, "T"],
+        values: Float[np.ndarray, "T F"],
+        offsets: Int[np.ndarray, "n+1"],
+        *,
+        ids: Any = None,
+        static: Float[np.ndarray, "n S"] | None = None,
+        labels: Any = None,
+        feature_names: Sequence[str] | None = None,
+        static_names: Sequence[str] | None = None,
+        time_axis: TimeAxis | None = None,
+        origins: Any = None,
+    ) -> None:
+        self.times = checks.as_float_array("times", times, np.float64)
+        self.values = checks.as_float_array("values", values, np.float32)
+        self.offsets = np.ascontiguousarray(offsets, dtype=np.int64)
+        if self.times.ndim != 1:
+            raise ValueError(f"times must be [T]; got the shape {list(self.times.shape)}")
+        if self.values.ndim != 2 or len(self.values) != len(self.times):
+            raise ValueError(
+                f"values must be [{len(self.times)}, F], one row per time; "
+                f"got {list(self.values.shape)}"
+            )
+        checks.check_offsets(self.offsets, len(self.times))
+        count = len(self.offsets) - 1
+        self.ids = np.arange(count) if ids is None else checks.as_plain_array("ids", ids)
+        if self.ids.shape != (count,):
+            raise ValueError(f"ids must be [{count}]; got {list(self.ids.shape)}")
+        self.static = None if static is None else checks.check_static(static, count)
+        self.labels = None if labels is None else checks.check_labels(labels, count)
+        self.feature_names = checks.check_names(
+            "feature_names", feature_names, self.values.shape[1], "feature"
+        )
+        self.static_names = checks.check_names(
+            "static_names",
+            static_names,
+            0 if self.static is None else self.static.shape[1],
+            "static",
+        )
+        self.time_axis = TimeAxis() if time_axis is None else time_axis
+        self.origins = None if origins is None else np.asarray(origins)
+        if (self.origins is not None) != (self.time_axis.origin == "series"):
+            raise ValueError(
+                "origins [n] must be given for time_axis.origin='series', and only then"
+            )
+        if self.origins is not None and self.origins.shape != (count,):
+            raise ValueError(f"origins must be [{count}]; got {list(self.origins.shape)}")
+        checks.check_times(self.times, self.offsets, self.ids)
+        checks.check_values(self.values, self.offsets, self.ids, self.feature_names)
+
+    @classmethod
+    def from_arrays(
+        cls,
+        times: Sequence[Any],
+        values: Sequence[Any],
+        *,
+        sort: bool = False,
+        duplicates: Duplicates = "error",
+        empty: Empty = "error",
+        **others: Any,
+    ) -> IrregularSeries:
+        """Return the container of series that come as lists of arrays.
+
+        Args:
+            times: One array [N] per series; N may differ.
+            values: One array [N, F] per series, or [N] if there is one feature; NaN is missing.
+            sort: Sort each series by time; otherwise unsorted times are an error.
+            duplicates: What to do about equal times within a series, see `settle_ties`.
+            empty: What to do about series without any value: `error`, `drop` or `keep`.
+            **others: `ids`, `static`, `labels`, `feature_names`, `static_names`, `time_axis`,
+                `origins` as for the class.
+
+        Example:
+            >>> IrregularSeries.from_arrays([[0.0, 1.0], [0.5]], [[1.0, 2.0], [3.0]])
+            IrregularSeries(2 series, 3 observations of 1 feature, lengths 1 to 2)
+        """
+        flat_times, flat_values, offsets = flatten(times, values)
+        ids = others.get("ids")
+        names = np.arange(len(times)) if ids is None else checks.as_plain_array("ids", ids)
+        if sort:
+            order = np.lexsort((flat_times, series_of_rows(offsets)))
+            flat_times, flat_values = flat_times[order], flat_values[order]
+        checks.check_times(flat_times, offsets, names)
+        flat_times, flat_values, offsets = settle_ties(
+            flat_times, flat_values, offsets, names, duplicates=duplicates
+        )
+        return cls(flat_times, flat_values, offsets, **others).settle_empty(empty)
+
+    @classmethod
+    def from_padded(
+        cls,
+        values: Any,
+        times: Any = None,
+        *,
+        lengths: Any = None,
+        empty: Empty = "error",
+        **others: Any,
+    ) -> IrregularSeries:
+        """Return the container of series that come as one padded array.
+
+        Args:
+            values: Padded values [n, N, F]; NaN is a missing one.
+            times: Times [n, N], or [N] if all series share them; 0, 1, ... if not given.
+            lengths: Number of rows of each series [n]; if not given, rows at the end in which all
+                features are NaN are padding.
+            empty: What to do about series without any value: `error`, `drop` or `keep`.
+            **others: As for the class.
+
+        Example:
+            >>> padded = np.array([[[1.0], [2.0]], [[3.0], [np.nan]]])
+            >>> IrregularSeries.from_padded(padded).lengths
+            array([2, 1])
+        """
+        values = checks.as_float_array("values", values, np.float32)
+        if values.ndim != 3:
+            raise ValueError(f"values must be [n, N, F]; got {list(values.shape)}")
+        count, width = values.shape[:2]
+        times = np.arange(width) if times is None else checks.as_float_array("times", times, float)
+        if times.shape not in ((width,), (count, width)):
+            raise ValueError(
+                f"times must be [{width}] or [{count}, {width}]; got {list(times.shape)}"
+            )
+        steps = np.arange(width)
+        if lengths is None:
+            observed = ~np.isnan(values).all(axis=2)
+            lengths = np.where(observed, steps + 1, 0).max(axis=1, initial=0)
+        lengths = np.asarray(lengths, dtype=np.int64)
+        if lengths.shape != (count,) or ((lengths < 0) | (lengths > width)).any():
+            raise ValueError(f"lengths must be [{count}] with entries from 0 to {width}")
+        present = steps < lengths[:, None]
+        flat_times = np.broadcast_to(times, (count, width))[present]
+        return cls(flat_times, values[present], offsets_of(lengths), **others).settle_empty(empty)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Number of series and number of features; scikit-learn takes the first as the samples."""
+        return len(self), self.num_features
+
+    @property
+    def num_features(self) -> int:
+        """Number of features F."""
+        return self.values.shape[1]
+
+    @property
+    def lengths(self) -> Int[np.ndarray, "n"]:
+        """Number of rows of each series."""
+        return np.diff(self.offsets)
+
+    @property
+    def num_observed(self) -> Int[np.ndarray, "n"]:
+        """Number of values of each series that are not missing."""
+        total = np.zeros(len(self.times) + 1, dtype=np.int64)
+        np.cumsum((~np.isnan(self.values)).sum(axis=1), out=total[1:])
+        return np.diff(total[self.offsets])
+
+    @property
+    def spans(self) -> Float[np.ndarray, "n"]:
+        """Time from the first to the last row of each series; 0 for a series without rows."""
+        spans = np.zeros(len(self))
+        some = self.lengths > 0
+        spans[some] = self.times[self.offsets[1:][some] - 1] - self.times[self.offsets[:-1][some]]
+        return spans
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __iter__(self) -> Iterator[SingleSeries]:
+        return (self[position] for position in range(len(self)))
+
+    @overload
+    def __getitem__(self, key: int) -> SingleSeries: ...
+    @overload
+    def __getitem__(self, key: slice | Sequence[Any] | np.ndarray) -> IrregularSeries: ...
+    @overload
+    def __getitem__(self, key: tuple[Any, EllipsisType]) -> Any: ...
+    def __getitem__(self, key: Any) -> SingleSeries | IrregularSeries:
+        if isinstance(key, tuple) and len(key) == 2 and key[1] is Ellipsis:
+            key = key[0]  # scikit-learn indexes with [rows, ...]
+        if isinstance(key, int | np.integer):
+            return self._single(int(key))
+        if isinstance(key, slice):
+            start, stop, step = key.indices(len(self))
+            if step == 1:
+                return self._range(start, max(start, stop))
+            key = np.arange(start, stop, step)
+        return self.take(key)
+
+    def take(self, index: Any) -> IrregularSeries:
+        """Return the series at these positions, in this order; a position may occur repeatedly."""
+        index = positions_of(index, len(self))
+        rows, offsets = rows_of_series(self.offsets, index)
+        return self._build(self.times[rows], self.values[rows], offsets, index)
+
+    def _range(self, start: int, stop: int) -> IrregularSeries:
+        rows = slice(self.offsets[start], self.offsets[stop])
+        offsets = self.offsets[start : stop + 1] - self.offsets[start]
+        return self._build(self.times[rows], self.values[rows], offsets, slice(start, stop))
+
+    def _single(self, position: int) -> SingleSeries:
+        if not -len(self) <= position < len(self):
+            raise IndexError(f"index {position} is out of range for {len(self)} series")
+        position %= len(self)
+        rows = slice(self.offsets[position], self.offsets[position + 1])
+        return SingleSeries(
+            id=self.ids[position],
+            times=self.times[rows],
+            values=self.values[rows],
+            static=None if self.static is None else self.static[position],
+            label=None if self.labels is None else self.labels[position],
+        )
+
+    def _build(self, times: Any, values: Any, offsets: Any, picked: Any) -> IrregularSeries:
+        """Return a container of these rows, which need no check, and of picked per-series data."""
+        result = object.__new__(IrregularSeries)
+        result.times, result.values, result.offsets = times, values, offsets
+        for name in ("ids", "static", "labels", "origins"):
+            array = getattr(self, name)
+            setattr(result, name, None if array is None else array[picked])
+        for name in ("feature_names", "static_names", "time_axis"):
+            setattr(result, name, getattr(self, name))
+        return result
+
+    def replace(self, **changes: Any) -> IrregularSeries:
+        """Return a container with some of the constructor's arguments changed.
+
+        Example:
+            >>> series = IrregularSeries.from_arrays([[0.0]], [[1.0]])
+            >>> series.replace(labels=["sick"]).labels
+            array(['sick'], dtype='<U4')
+        """
+        if "static" in changes and "static_names" not in changes:
+            changes["static_names"] = None
+        return IrregularSeries(**{**vars(self), **changes})
+
+    def settle_empty(self, empty: Empty) -> IrregularSeries:
+        """Return this container if each series has a value, and otherwise do as told.
+
+        Args:
+            empty: For series without rows, or whose values are all missing: `error`, `drop` them,
+                or `keep` them (a model then has their static features alone to go by).
+        """
+        checks.check_choice("empty", empty, get_args(Empty))
+        without = self.num_observed == 0
+        if empty == "keep" or not without.any():
+            return self
+        if empty == "drop":
+            return self.take(~without)
+        raise ValueError(
+            f"{int(without.sum())} of {len(self)} series have no value at all: "
+            f"{checks.name_some(self.ids[without])}. Pass empty='drop' to leave them out, or "
+            "empty='keep' to have predictions for them too"
+        )
+
+    def decode_times(
+        self, times: Float[np.ndarray, "..."] | None = None, positions: Any = None
+    ) -> np.ndarray:
+        """Return times as the numbers, dates (UTC) or durations that they came from.
+
+        Args:
+            times: Times in the unit of this container, of any shape; its own [T] if not given.
+            positions: The series that each of them belongs to, broadcast against `times`.
+
+        Example:
+            >>> IrregularSeries.from_arrays([[0.0, 2.0]], [[1.0, 1.0]]).decode_times()
+            array([0., 2.])
+        """
+        if times is None:
+            times, positions = self.times, series_of_rows(self.offsets)
+        return self.time_axis.decode(
+            np.asarray(times, dtype=np.float64), self._origin_of(positions)
+        )
+
+    def encode_times(self, moments: Any, positions: Any = None) -> Float[np.ndarray, "..."]:
+        """Return dates, durations or numbers as times in the unit of this container.
+
+        Args:
+            moments: Numbers, or `datetime64` (UTC) or `timedelta64` arrays, of any shape.
+            positions: The series that each of them belongs to, broadcast against `moments`.
+
+        Example:
+            >>> IrregularSeries.from_arrays([[0.0, 2.0]], [[1.0, 1.0]]).encode_times([3])
+            array([3.])
+        """
+        ticks = self.time_axis.ticks_of(np.asarray(moments))
+        return self.time_axis.encode(ticks, self._origin_of(positions))
+
+    def to_frame(self, library: str = "pandas", *, id: str = "id", time: str = "time") -> Any:
+        """Return a table with a row per observation; see `osciformer.data.to_frame`."""
+        from osciformer.data.frames import to_frame
+
+        return to_frame(self, library, id=id, time=time)
+
+    def _origin_of(self, positions: Any) -> np.ndarray | None:
+        if self.origins is None:
+            return None
+        if positions is None:
+            raise ValueError("positions must say which series each time belongs to")
+        return self.origins[np.asarray(positions)]
+
+    def equals(self, other: object) -> bool:
+        """Return whether both hold the same; NaN equals NaN, and dtypes of ids may differ."""
+        if not isinstance(other, IrregularSeries):
+            return False
+        mine, theirs = vars(self), vars(other)
+        return all(_same(mine[name], theirs[name]) for name in mine)
+
+    def __repr__(self) -> str:
+        lengths = self.lengths
+        parts = [
+            f"{len(self)} series",
+            f"{len(self.times)} observations of {self.num_features} "
+            f"feature{'' if self.num_features == 1 else 's'}",
+        ]
+        if len(self):
+            parts.append(f"lengths {lengths.min()} to {lengths.max()}")
+        if self.static is not None:
+            parts.append(f"{self.static.shape[1]} static")
+        if self.labels is not None:
+            parts.append(f"labels {self.labels.dtype}{list(self.labels.shape)}")
+        return f"IrregularSeries({', '.join(parts)})"
+
+
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
+        both_real = a.dtype.kind == "f" and b.dtype.kind == "f"
+        return bool(np.array_equal(a, b, equal_nan=both_real))
+    return type(a) is type(b) and a == b
