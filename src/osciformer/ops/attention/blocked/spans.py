@@ -8,6 +8,9 @@ from torch import Tensor
 from osciformer.math.oscillator import SERIES_RADIUS, Moments, fastest_rate, moments
 from osciformer.ops.attention.blocked.recompute import recomputed
 
+# Gaps that differ by less than this many leading bits are one to results in float32, which have 24.
+_GAP_BITS = 36
+
 
 def transition(m: Moments, omega: Tensor, zeta: Tensor) -> list[Tensor]:
     """Return the entries 11, 12, 21, 22 of P - I over a gap."""
@@ -66,9 +69,33 @@ def constant_spans(
             planes += constant_integral(m, gap, omega, is_drift=is_drift)
         return planes
 
+    shape, place = gap.shape[:2], None
+    if dtype == torch.float32:
+        gap, place = distinct_gaps(gap)
     gap, omega, zeta = for_moments(gap, omega, zeta, dtype)
     width = gap.shape[0] * omega.shape[0]
-    return recomputed(function, [gap], [omega, zeta], width, dtype).unflatten(0, (-1, 2))
+    planes = recomputed(function, [gap], [omega, zeta], width, dtype)
+    if place is not None:
+        planes = planes[:, 0].index_select(1, place).unflatten(1, shape)
+    return planes.unflatten(0, (-1, 2))
+
+
+def distinct_gaps(gap: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Return gaps that occur, ``[1, U, 1]``, and the place of each in them, ``[B X]``, if few do.
+
+    Observations by the minute, or at even steps with some missing, have few different gaps among
+    many, and closed forms are most of the work for short series. Otherwise, and where looking
+    costs more than it saves, the gaps ``[B, X, 1]`` come back as they are, with None.
+    """
+    if torch.compiler.is_compiling() or gap.device.type != "cpu" or gap.requires_grad:
+        return gap, None
+    # Differences of scaled times are equal up to rounding only.
+    unit = 1 << (53 - _GAP_BITS)
+    rounded = ((gap.flatten().view(torch.int64) + unit // 2) & -unit).view(torch.float64)
+    found, place = rounded.unique(return_inverse=True)
+    if 2 * found.numel() > gap.numel():
+        return gap, None
+    return found[None, :, None], place
 
 
 def for_moments(
