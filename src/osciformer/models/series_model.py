@@ -1,0 +1,93 @@
+"""One prediction per series: classification and regression."""
+
+from __future__ import annotations
+
+from typing import Self
+
+import torch
+from torch import nn
+
+from osciformer._types import Bool, Float, Tensor
+from osciformer.models.factory import make_backbone
+from osciformer.models.inputs import SeriesInputs, static_columns
+from osciformer.models.pooling import NUM_STATISTICS, pool_states, summarise_series
+from osciformer.models.task_batch import SeriesBatch
+from osciformer.models.task_config import SeriesModelConfig
+
+
+class SeriesModel(nn.Module):
+    """Class logits or real outputs of whole series.
+
+    Values, last known values and their ages become tokens, a backbone encodes them, their states
+    are pooled, and a small network maps the pooled states, the static features and, if asked for,
+    statistics of the series to the outputs. Values and static features should be scaled to zero
+    mean. Call `fit_time_scale` once with the training times, before the optimizer is built.
+
+    Args:
+        config: The configuration.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> times = 48 * torch.rand(4, 20).sort().values
+        >>> mask = torch.ones(4, 20, dtype=torch.bool)
+        >>> model = SeriesModel(SeriesModelConfig(input_dim=3, output_dim=2))
+        >>> batch = SimpleNamespace(
+        ...     times=times, values=torch.randn(4, 20, 3), mask=mask, static=None
+        ... )
+        >>> model.fit_time_scale(times, mask)(batch).shape
+        torch.Size([4, 2])
+    """
+
+    def __init__(self, config: SeriesModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.inputs = SeriesInputs(config)
+        self.backbone = make_backbone(config, self.inputs.num_columns)
+        width = config.dim * len(config.pool) + 2 * config.static_dim
+        width += NUM_STATISTICS * config.input_dim if config.skip else 0
+        self.head = nn.Sequential(
+            nn.Dropout(config.dropout),
+            nn.Linear(width, config.dim),
+            nn.GELU(),
+            nn.Dropout(config.dropout),
+            nn.Linear(config.dim, config.output_dim),
+        )
+
+    @classmethod
+    def from_config(cls, config: SeriesModelConfig) -> Self:
+        """Return the model of a configuration."""
+        return cls(config)
+
+    def fit_time_scale(
+        self,
+        times: Float[Tensor, "B N"],
+        mask: Bool[Tensor, "B N"] | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Self:
+        """Set the unit of time, the unit of ages, and frequencies that come from the data.
+
+        Args:
+            times: Times of the training set, or of a fair sample. Where no series has two distinct
+                times, nothing is changed.
+            mask: True where an observation is present.
+            generator: Source of randomness of the spectra.
+
+        Returns:
+            This model.
+        """
+        self.inputs.age_scale.fit(times, mask)
+        self.backbone.fit_time_scale(times, mask, generator)
+        return self
+
+    def forward(self, batch: SeriesBatch) -> Float[Tensor, "B O"]:
+        """Return the outputs; a series without observations has only its static features."""
+        values, times, mask = self.inputs.rows(batch)
+        static = self.inputs.static(batch)
+        states = self.backbone.encode(self.inputs(values, times, mask), times, mask, static).states
+        features = [pool_states(states, mask, self.config.pool)]
+        if static is not None:
+            features.append(static_columns(static).to(states.dtype))
+        if self.config.skip:
+            features.append(summarise_series(values, times, mask).to(states.dtype))
+        outputs: Tensor = self.head(torch.cat(features, dim=-1))
+        return outputs
