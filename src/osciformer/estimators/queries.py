@@ -1,0 +1,225 @@
+"""What a model sees and what it is asked: cuts for forecasts, hidden values for imputation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from osciformer._types import Bool, Float, Int
+from osciformer.data.ragged import offsets_of, series_of_rows
+from osciformer.data.series import IrregularSeries
+
+
+def keep_rows(
+    series: IrregularSeries,
+    keep: Bool[np.ndarray, "T"],
+    values: Float[np.ndarray, "T F"] | None = None,
+) -> IrregularSeries:
+    """Return the series with some of their rows, and perhaps other values.
+
+    Example:
+        >>> series = IrregularSeries.from_arrays([[0.0, 1.0], [2.0]], [[1.0, 2.0], [3.0]])
+        >>> keep_rows(series, np.array([False, True, True])).times
+        array([1., 2.])
+    """
+    owner = series_of_rows(series.offsets)
+    values = series.values if values is None else values
+    return series.replace(
+        times=series.times[keep],
+        values=values[keep],
+        offsets=offsets_of(np.bincount(owner[keep], minlength=len(series))),
+    )
+
+
+def drop_blank_rows(
+    series: IrregularSeries, values: Float[np.ndarray, "T F"] | None = None
+) -> IrregularSeries:
+    """Return the series without rows in which nothing is observed."""
+    values = series.values if values is None else values
+    return keep_rows(series, ~np.isnan(values).all(axis=1), values)
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Which features are predicted, and which are known beforehand.
+
+    Attributes:
+        is_target: Features that are predicted [F]; the others are inputs only.
+        is_known: Inputs that are known after the cut too [F].
+        clip: Bound on the absolute scaled input, or None; targets are not clipped.
+    """
+
+    is_target: Bool[np.ndarray, "F"]
+    is_known: Bool[np.ndarray, "F"]
+    clip: float | None
+
+    def clipped(self, values: Float[np.ndarray, "T F"]) -> Float[np.ndarray, "T F"]:
+        """Return values as inputs."""
+        return values if self.clip is None else values.clip(-self.clip, self.clip)
+
+    def as_inputs(self, series: IrregularSeries) -> IrregularSeries:
+        """Return scaled series as a trained model sees them."""
+        return drop_blank_rows(series, self.clipped(series.values))
+
+
+@dataclass(frozen=True)
+class ForecastDraw:
+    """Cuts each series at a time: what is before is input, what follows within a horizon is asked.
+
+    Attributes:
+        columns: Roles of the features.
+        horizon: How far after the cut observations are asked, in the unit of the times.
+        at_end: Cut at the horizon before the last row (but not before the first row), rather than
+            at a random row.
+    """
+
+    columns: Columns
+    horizon: float
+    at_end: bool = False
+
+    def __call__(
+        self, series: IrregularSeries, generator: np.random.Generator
+    ) -> tuple[IrregularSeries, IrregularSeries]:
+        """Return inputs and queries."""
+        cut = self._cut_times(series, generator)[series_of_rows(series.offsets)]
+        is_after = series.times > cut
+        seen = np.where(
+            is_after[:, None] & ~self.columns.is_known, np.float32(np.nan), series.values
+        )
+        asked = np.where(self.columns.is_target, series.values, np.float32(np.nan))
+        is_asked = is_after & (series.times <= cut + self.horizon) & ~np.isnan(asked).all(axis=1)
+        inputs = drop_blank_rows(series, self.columns.clipped(seen))
+        return inputs, keep_rows(series, is_asked, asked)
+
+    def _cut_times(
+        self, series: IrregularSeries, generator: np.random.Generator
+    ) -> Float[np.ndarray, "n"]:
+        lengths, starts = series.lengths, series.offsets[:-1]
+        if len(series.times) == 0:
+            return np.zeros(len(series))
+        first = series.times[np.minimum(starts, len(series.times) - 1)]
+        if self.at_end:
+            return np.maximum(first + series.spans - self.horizon, first)
+        # Any row but the last, after which there would be nothing to ask.
+        row = (generator.random(len(series)) * np.maximum(lengths - 1, 1)).astype(np.int64)
+        return series.times[np.minimum(starts + row, len(series.times) - 1)]
+
+
+@dataclass(frozen=True)
+class HideDraw:
+    """Hides a random part of the observed values, and asks for them.
+
+    Attributes:
+        columns: Roles of the features.
+        fraction: Part of the observed values of target features that is hidden.
+    """
+
+    columns: Columns
+    fraction: float
+
+    def __call__(
+        self, series: IrregularSeries, generator: np.random.Generator
+    ) -> tuple[IrregularSeries, IrregularSeries]:
+        """Return inputs and queries; a series always keeps at least one value."""
+        observed = ~np.isnan(series.values)
+        hide = observed & self.columns.is_target
+        hide &= generator.random(series.values.shape, dtype=np.float32) < self.fraction
+        owner = series_of_rows(series.offsets)
+        left = np.bincount(owner, weights=(observed & ~hide).sum(axis=1), minlength=len(series))
+        hide &= (left > 0)[owner, None]
+        nan = np.float32(np.nan)
+        seen = self.columns.clipped(np.where(hide, nan, series.values))
+        queries = keep_rows(series, hide.any(axis=1), np.where(hide, series.values, nan))
+        return drop_blank_rows(series, seen), queries
+
+
+def flatten_times(
+    series: IrregularSeries,
+    times: Sequence[Any],
+    *,
+    relative_to: Float[np.ndarray, "n"] | None = None,
+) -> tuple[Float[np.ndarray, "Q"], Int[np.ndarray, "n+1"]]:
+    """Return query times of all series, one after another, and their offsets.
+
+    Args:
+        series: The series that are asked about.
+        times: One array [M] per series; numbers in the unit of the series, or dates or durations if
+            the series have such.
+        relative_to: Origin of each series' query times [n]; None takes them as they are.
+
+    Example:
+        >>> series = IrregularSeries.from_arrays([[0.0], [2.0]], [[1.0], [3.0]])
+        >>> flatten_times(series, [[1.0, 5.0], [3.0]], relative_to=np.array([10.0, 20.0]))
+        (array([11., 15., 23.]), array([0, 2, 3]))
+    """
+    lists = [np.asarray(array) for array in times]
+    for number, array in enumerate(lists):
+        if array.ndim != 1:
+            raise ValueError(
+                f"the times of a series must be [M]; those of series number {number} have the "
+                f"shape {list(array.shape)}"
+            )
+    offsets = offsets_of(np.array([len(array) for array in lists]))
+    flat = np.concatenate(lists)
+    owner = series_of_rows(offsets)
+    if relative_to is not None:
+        flat = np.asarray(flat, dtype=np.float64) + relative_to[owner]
+    elif flat.dtype.kind in "Mm" or series.time_axis.kind == "number":
+        flat = series.encode_times(flat, owner)
+    flat = np.asarray(flat, dtype=np.float64)
+    if not np.isfinite(flat).all():
+        raise ValueError(f"times must be finite; got {flat[~np.isfinite(flat)][0]}")
+    return flat, offsets
+
+
+def find_columns(
+    names: Sequence[str], covariates: Sequence[str], known: Sequence[str], clip: float | None
+) -> Columns:
+    """Return the roles of features by name, and refuse names that there are not."""
+    for what, given in (("covariates", covariates), ("known_covariates", known)):
+        if isinstance(given, str):
+            raise TypeError(f"{what} must be a list of names; got {given!r}. Use [{given!r}]")
+        absent = [name for name in given if name not in names]
+        if absent:
+            raise ValueError(f"{what} names {absent}, which X lacks; it has {list(names)}")
+    is_known = np.array([name in known for name in names])
+    is_target = ~is_known & np.array([name not in covariates for name in names])
+    if not is_target.any():
+        raise ValueError("all features are covariates; at least one must be left to predict")
+    return Columns(is_target, is_known, clip)
+
+
+def last_value_before(
+    series: IrregularSeries, queries: IrregularSeries
+) -> Float[np.ndarray, "Q F"]:
+    """Return the last value of each feature at or before each query; 0 if there is none."""
+    found = np.zeros_like(queries.values)
+    for position in range(len(series)):
+        one, rows = series[position], slice(*queries.offsets[position : position + 2])
+        for column in range(series.num_features):
+            here = ~np.isnan(one.values[:, column])
+            place = np.searchsorted(one.times[here], queries.times[rows], side="right") - 1
+            if here.any():
+                value = one.values[here, column][np.maximum(place, 0)]
+                found[rows, column] = np.where(place >= 0, value, 0.0)
+    return found
+
+
+def interpolate(series: IrregularSeries, queries: IrregularSeries) -> Float[np.ndarray, "Q F"]:
+    """Return each feature on straight lines between its neighbours in time; 0 if it has no value.
+
+    Before the first and after the last value the nearest one is taken.
+    """
+    found = np.zeros_like(queries.values)
+    for position in range(len(series)):
+        one, rows = series[position], slice(*queries.offsets[position : position + 2])
+        for column in range(series.num_features):
+            here = ~np.isnan(one.values[:, column])
+            if here.any():
+                found[rows, column] = np.interp(
+                    queries.times[rows], one.times[here], one.values[here, column]
+                )
+    return found

@@ -1,0 +1,205 @@
+"""Trained models as files: safetensors for the weights, JSON for all the rest, nothing executable.
+
+A file is a safetensors file, which other programs can read too. Its metadata hold one JSON text:
+
+- `format`: `osciformer-model`; `version`: of the writer's format; `readable_since`: the oldest
+  format version whose readers understand the file. A reader passes over what it does not know, and
+  refuses a file whose `readable_since` is above its own version.
+- `versions`: of osciformer, torch and Python, for the record.
+- `digest`: SHA-256 of the weights.
+- `content`: what the caller gave, such as configuration, transforms, classes and names.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import platform
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from osciformer._optional import need
+from osciformer._types import Tensor
+
+FORMAT = "osciformer-model"
+FORMAT_VERSION = 1
+METADATA_KEY = "osciformer"
+HEADER_LIMIT = 100_000_000  # the format's own bound on its header, in bytes
+
+
+class ModelFileError(ValueError):
+    """A file that is no model of this package, is damaged, or is too new."""
+
+
+@dataclass(frozen=True)
+class ModelFile:
+    """What a file holds.
+
+    Attributes:
+        content: Plain values: configuration, transforms, names.
+        weights: Tensors by name, on the CPU.
+        versions: Versions of the packages that wrote it.
+    """
+
+    content: Mapping[str, Any]
+    weights: Mapping[str, Tensor]
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+
+def save_model(path: str | Path, content: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Path:
+    """Write a model file, as a whole or not at all, and return its path.
+
+    Args:
+        path: The file; an existing one is replaced once the new one is complete.
+        content: Plain values that JSON can hold; a number that is not finite becomes null.
+        weights: Tensors by name, such as `model.state_dict()`.
+
+    Example:
+        >>> import tempfile
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> path = save_model(Path(folder.name) / "a.safetensors", {"a": 1}, {"w": torch.ones(2)})
+        >>> load_model(path).content, load_model(path).weights["w"]
+        ({'a': 1}, tensor([1., 1.]))
+        >>> folder.cleanup()
+    """
+    path = Path(path)
+    tensors = {
+        name: tensor.detach().to("cpu").contiguous().clone() for name, tensor in weights.items()
+    }
+    header = {
+        "format": FORMAT,
+        "version": FORMAT_VERSION,
+        "readable_since": 1,
+        "versions": current_versions(),
+        "digest": digest(tensors),
+        "content": _finite(content),
+    }
+    text = json.dumps(header, allow_nan=False)
+    data = need("safetensors.torch", extra="train").save(tensors, metadata={METADATA_KEY: text})
+    _write_atomically(path, data)
+    return path
+
+
+def load_model(path: str | Path) -> ModelFile:
+    """Return what a model file holds; nothing in it is executed.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        ModelFileError: If it is not a model file, is damaged, or needs a newer version.
+    """
+    path = Path(path)
+    header = read_header(path)
+    safetensors = need("safetensors", extra="train")
+    loader = need("safetensors.torch", extra="train")
+    try:
+        weights = loader.load_file(path)
+    except (safetensors.SafetensorError, OSError, ValueError) as error:
+        raise ModelFileError(
+            f"{path} is damaged, perhaps cut short while it was copied: {error}"
+        ) from error
+    if digest(weights) != header.get("digest"):
+        raise ModelFileError(f"{path} is damaged: its weights are not those that were saved")
+    return ModelFile(header["content"], weights, header.get("versions", {}))
+
+
+def read_header(path: str | Path) -> dict[str, Any]:
+    """Return the JSON part of a model file, without reading the weights.
+
+    Returns:
+        `version`, `versions`, `content` and whatever else the writer put there.
+    """
+    path = Path(path)
+    if path.is_dir():
+        raise ModelFileError(f"{path} is a folder; give the model file inside it")
+    with path.open("rb") as file:
+        start = file.read(8)
+        length = int.from_bytes(start, "little")
+        raw = file.read(length) if len(start) == 8 and 2 <= length <= HEADER_LIMIT else b""
+    try:
+        metadata = json.loads(raw.decode("utf-8"))["__metadata__"]
+    except (ValueError, KeyError, TypeError) as error:
+        # The length of a proper header may begin with these bytes as well, so JSON comes first.
+        if start[:2] in (b"PK", b"\x80\x02"):
+            raise ModelFileError(
+                f"{path} is a pickled checkpoint, which could execute code when read; model files "
+                "are written by save"
+            ) from error
+        raise ModelFileError(
+            f"{path} is not a model file, or its beginning is damaged: a safetensors file with "
+            "metadata was expected"
+        ) from error
+    if METADATA_KEY not in metadata:
+        raise ModelFileError(f"{path} is a safetensors file of another program than osciformer")
+    return _check_header(path, metadata[METADATA_KEY])
+
+
+def _check_header(path: Path, text: str) -> dict[str, Any]:
+    try:
+        header = json.loads(text)
+        is_ours = header["format"] == FORMAT and isinstance(header["content"], dict)
+        version, readable_since = int(header["version"]), int(header["readable_since"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ModelFileError(f"the description in {path} is damaged: {error!r}") from error
+    if not is_ours:
+        raise ModelFileError(f"{path} does not hold an {FORMAT}; got {header['format']!r}")
+    if readable_since > FORMAT_VERSION:
+        raise ModelFileError(
+            f"{path} has format version {version}, written by osciformer "
+            f"{header.get('versions', {}).get('osciformer', 'of a later version')}; this one reads "
+            f"up to {FORMAT_VERSION}. Run: pip install --upgrade osciformer"
+        )
+    return header
+
+
+def digest(weights: Mapping[str, Tensor]) -> str:
+    """Return the SHA-256 of names, dtypes, shapes and numbers of tensors, in hexadecimal."""
+    total = hashlib.sha256()
+    for name in sorted(weights):
+        tensor = weights[name].detach().cpu().contiguous()
+        total.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)};".encode())
+        total.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return total.hexdigest()
+
+
+def current_versions() -> dict[str, str]:
+    """Return the versions of this package, torch and Python."""
+    from osciformer import __version__
+
+    return {
+        "osciformer": __version__,
+        "torch": str(torch.__version__),
+        "python": platform.python_version(),
+    }
+
+
+def _write_atomically(path: Path, data: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, part = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(part, 0o666 & ~umask)  # mkstemp lets the owner alone read
+        os.replace(part, path)
+    except BaseException:
+        Path(part).unlink(missing_ok=True)
+        raise
+
+
+def _finite(value: Any) -> Any:
+    """Return plain values with null in place of numbers that JSON does not have."""
+    if isinstance(value, Mapping):
+        return {str(name): _finite(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,105 @@
+"""The files of a run: history, logs and the checkpoint to continue from."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from osciformer._optional import need
+from osciformer.train.config import TrainConfig
+from osciformer.train.journal import Journal
+
+if TYPE_CHECKING:
+    import pytorch_lightning as pl
+else:
+    pl = need("pytorch_lightning", extra="train")
+
+CHECKPOINT = "last.ckpt"
+HISTORY = "history.csv"
+CONFIG_KEY = "osciformer.config"
+
+
+class CheckpointError(ValueError):
+    """A file from which training cannot go on."""
+
+
+class RunFolder(pl.Callback):
+    """Writes the history and a checkpoint after each epoch, each as a whole or not at all.
+
+    Args:
+        folder: The run's folder, made if it is not there.
+        journal: Its history is written; it must come before this callback.
+        config: Put into the checkpoint, so that a run is not continued with other settings.
+    """
+
+    def __init__(self, folder: Path, journal: Journal, config: TrainConfig) -> None:
+        self.folder, self.journal, self.config = folder, journal, config
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Write both files."""
+        row = self.journal.history[-1]
+        for logger in trainer.loggers:
+            logger.log_metrics(row, step=int(row["epoch"]))
+        if trainer.is_global_zero:
+            write_history(self.folder / HISTORY, self.journal.history)
+        target = self.folder / CHECKPOINT
+        trainer.save_checkpoint(target.with_suffix(".part"))  # a collective call with FSDP
+        if trainer.is_global_zero:
+            os.replace(target.with_suffix(".part"), target)
+
+    def on_save_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Add the settings."""
+        checkpoint[CONFIG_KEY] = self.config.to_dict()
+
+
+def write_history(path: Path, history: Sequence[Mapping[str, float]]) -> None:
+    """Write one line per epoch, as CSV."""
+    part = path.with_suffix(".part")
+    with part.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(history[0]))
+        writer.writeheader()
+        writer.writerows({**row, "epoch": int(row["epoch"])} for row in history)
+    os.replace(part, path)
+
+
+def find_checkpoint(resume: str | Path) -> Path:
+    """Return the checkpoint that a run folder or a path names."""
+    path = Path(resume)
+    path = path / CHECKPOINT if path.is_dir() else path
+    if not path.is_file():
+        raise CheckpointError(f"there is no checkpoint to continue from: {path}")
+    return path
+
+
+def check_checkpoint(path: Path, config: TrainConfig) -> None:
+    """Refuse a checkpoint that cannot be read, or that belongs to a run with other settings."""
+    try:
+        # weights_only: nothing in the file is executed.
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # whatever a damaged file makes the reader stumble over
+        raise CheckpointError(f"{path} cannot be read as a checkpoint: {error}") from error
+    if not isinstance(found, dict) or CONFIG_KEY not in found:
+        raise CheckpointError(f"{path} is not a checkpoint of osciformer.train.fit")
+    conflicts = config.conflicts(found[CONFIG_KEY])
+    if conflicts:
+        raise CheckpointError(
+            f"{path} belongs to a run with other settings: {'; '.join(conflicts)}. Use the same "
+            "settings to continue it, or another run folder to start afresh"
+        )
+
+
+def make_loggers(folder: Path | None) -> list[Any]:
+    """Return a TensorBoard logger where that is installed."""
+    if folder is None or importlib.util.find_spec("tensorboard") is None:
+        return []
+    loggers = need("pytorch_lightning.loggers", extra="train")
+    return [loggers.TensorBoardLogger(folder, name="tensorboard", version="")]

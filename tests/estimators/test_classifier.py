@@ -1,0 +1,281 @@
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.exceptions import NotFittedError
+
+from osciformer.data import IrregularSeries
+from osciformer.estimators import OsciFormerClassifier, load_estimator
+from osciformer.saving import ModelFileError
+from osciformer.train import TrainingInterrupted
+
+from .toy import TINY, frequencies, two_levels
+
+
+@pytest.fixture(scope="module")
+def fitted() -> OsciFormerClassifier:
+    settings = {**TINY, "max_epochs": 8, "learning_rate": 0.02}
+    return OsciFormerClassifier(**settings).fit(two_levels(80))
+
+
+def test_classes_that_differ_in_level_are_told_apart(fitted: OsciFormerClassifier) -> None:
+    assert fitted.score(two_levels(60, seed=1)) > 0.9
+
+
+def test_classes_that_differ_in_frequency_are_told_apart() -> None:
+    settings = {**TINY, "dim": 16, "num_heads": 2, "max_epochs": 6, "learning_rate": 0.01}
+    settings |= {"dropout": 0.0, "observation_dropout": 0.0, "batch_size": 32}
+    model = OsciFormerClassifier(**settings).fit(frequencies(160))
+    assert model.score(frequencies(60, seed=1)) > 0.9
+
+
+def test_attributes_describe_the_data(fitted: OsciFormerClassifier) -> None:
+    assert fitted.classes_.tolist() == ["a", "b"]
+    assert fitted.n_features_in_ == 2
+    assert fitted.feature_names_in_.tolist() == ["pulse", "pressure"]
+    assert fitted.static_names_in_ == ("age", "height")
+    assert fitted.n_iter_ == len(fitted.history_) <= 8
+    assert 0 <= fitted.best_epoch_ < fitted.n_iter_
+
+
+def test_probabilities_sum_to_one_and_lead_to_the_prediction(fitted: OsciFormerClassifier) -> None:
+    X = two_levels(20, seed=2)
+    chance = fitted.predict_proba(X)
+    assert chance.sum(axis=1) == pytest.approx(1.0)
+    assert (fitted.predict(X) == fitted.classes_[chance.argmax(axis=1)]).all()
+    assert fitted.predict_log_proba(X) == pytest.approx(np.log(chance))
+
+
+def test_order_and_company_of_series_do_not_matter(fitted: OsciFormerClassifier) -> None:
+    X = two_levels(20, seed=2)
+    order = np.random.default_rng(0).permutation(20)
+    assert fitted.predict_proba(X[order]) == pytest.approx(fitted.predict_proba(X)[order], abs=1e-5)
+    assert fitted.predict_proba(X[[3]]) == pytest.approx(fitted.predict_proba(X)[[3]], abs=1e-5)
+
+
+def test_same_random_state_gives_the_same_bits() -> None:
+    X = two_levels(40)
+    first, second = (OsciFormerClassifier(**TINY).fit(X) for _ in range(2))
+    assert (first.predict_proba(X) == second.predict_proba(X)).all()
+    other = OsciFormerClassifier(**{**TINY, "random_state": 1}).fit(X)
+    assert (first.predict_proba(X) != other.predict_proba(X)).any()
+
+
+def test_saved_and_pickled_models_predict_the_same_bits(
+    fitted: OsciFormerClassifier, tmp_path: Path
+) -> None:
+    X = two_levels(20, seed=2)
+    path = fitted.save(tmp_path / "model.safetensors")
+    copies = [
+        OsciFormerClassifier.load(path),
+        load_estimator(path),
+        pickle.loads(pickle.dumps(fitted)),
+    ]
+    for copy in copies:
+        assert (copy.predict_proba(X) == fitted.predict_proba(X)).all()
+        assert copy.get_params() == fitted.get_params()
+        assert copy.classes_.dtype == fitted.classes_.dtype
+
+
+def test_damaged_content_is_refused_by_name(fitted: OsciFormerClassifier, tmp_path: Path) -> None:
+    from osciformer.saving import load_model, save_model
+
+    saved = load_model(fitted.save(tmp_path / "model"))
+    save_model(tmp_path / "model", {**saved.content, "model": {"input_dim": 9}}, saved.weights)
+    with pytest.raises(ModelFileError, match="does not describe a usable OsciFormerClassifier"):
+        load_estimator(tmp_path / "model")
+    save_model(tmp_path / "model", {**saved.content, "estimator": "Oracle"}, saved.weights)
+    with pytest.raises(ModelFileError, match="'Oracle', which is none of"):
+        load_estimator(tmp_path / "model")
+    with pytest.raises(ModelFileError, match="'Oracle', not 'OsciFormerClassifier'"):
+        OsciFormerClassifier.load(tmp_path / "model")
+
+
+def test_sample_weight_zero_is_as_good_as_absence() -> None:
+    X = two_levels(40)
+    y = X.labels.copy()
+    wrong = np.arange(40) < 20
+    y[wrong] = np.where(y[wrong] == "a", "b", "a")
+    settings = {**TINY, "max_epochs": 8, "learning_rate": 0.02, "validation_fraction": 0.0}
+    model = OsciFormerClassifier(**settings).fit(X, y, sample_weight=np.where(wrong, 0.0, 1.0))
+    assert model.score(two_levels(40, seed=1)) > 0.8
+
+
+def test_class_weight_moves_the_probabilities() -> None:
+    X = two_levels(60)
+    shy, keen = (
+        OsciFormerClassifier(**TINY, class_weight={"b": weight}).fit(X).predict_proba(X)[:, 1]
+        for weight in (0.1, 10.0)
+    )
+    assert (keen > shy).all()
+
+
+def test_balanced_weights_follow_the_rare_class() -> None:
+    X = two_levels(60)
+    keep = (X.labels == "a") | (np.arange(60) < 12)
+    model = OsciFormerClassifier(**TINY, class_weight="balanced").fit(X[keep])
+    assert model.classes_.tolist() == ["a", "b"]
+
+
+def test_validation_data_take_the_place_of_a_split() -> None:
+    X, V = two_levels(30), two_levels(20, seed=1)
+    alone = OsciFormerClassifier(**TINY).fit(X, validation_data=V)
+    pair = OsciFormerClassifier(**TINY).fit(X, validation_data=(V.replace(labels=None), V.labels))
+    assert alone.history_[0]["val_loss"] == pair.history_[0]["val_loss"]
+
+
+def test_no_validation_at_all() -> None:
+    model = OsciFormerClassifier(**TINY, validation_fraction=0.0).fit(two_levels(20))
+    assert "val_loss" not in model.history_[0]
+
+
+def test_data_frame_is_read_by_its_layout() -> None:
+    pytest.importorskip("pandas")
+    X = two_levels(24)
+    frame = X.to_frame("pandas", id="who", time="hour")
+    layout = {"id": "who", "time": "hour", "label": "label", "static": ["age", "height"]}
+    model = OsciFormerClassifier(**TINY, layout=layout).fit(frame)
+    plain = OsciFormerClassifier(**TINY).fit(X)
+    assert (model.predict_proba(frame.drop(columns="label")) == plain.predict_proba(X)).all()
+    assert model.score(frame) == plain.score(X)
+
+
+def test_list_of_pairs_is_enough() -> None:
+    X = two_levels(20)
+    pairs = [(one.times, one.values) for one in X]
+    model = OsciFormerClassifier(**TINY).fit(pairs, X.labels)
+    assert model.predict(pairs).shape == (20,)
+
+
+def test_series_without_any_value_gets_a_prediction(fitted: OsciFormerClassifier) -> None:
+    X = two_levels(3)
+    blank = X.replace(values=np.full_like(X.values, np.nan))
+    assert np.isfinite(fitted.predict_proba(blank)).all()
+
+
+@pytest.mark.parametrize("backbone", ["transformer", "gru_d"])
+def test_baselines_have_the_same_interface(backbone: str, tmp_path: Path) -> None:
+    X = two_levels(20)
+    model = OsciFormerClassifier(**TINY, backbone=backbone).fit(X)
+    again = OsciFormerClassifier.load(model.save(tmp_path / "model"))
+    assert (again.predict_proba(X) == model.predict_proba(X)).all()
+
+
+def test_interrupted_fit_can_be_used_and_continued(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from osciformer.train.module import TrainingModule
+
+    X = two_levels(40)
+    settings = {**TINY, "max_epochs": 4, "run_dir": tmp_path, "resume": True}
+    step = TrainingModule.training_step
+
+    def interrupted(self: Any, batch: Any, batch_idx: int) -> torch.Tensor:
+        if self.trainer.current_epoch == 2:
+            raise KeyboardInterrupt
+        return step(self, batch, batch_idx)
+
+    model = OsciFormerClassifier(**settings)
+    with monkeypatch.context() as patch:
+        patch.setattr(TrainingModule, "training_step", interrupted)
+        with pytest.raises(TrainingInterrupted):
+            model.fit(X)
+    assert model.n_iter_ == 2
+    assert model.predict(X).shape == (40,)
+    whole = OsciFormerClassifier(**{**TINY, "max_epochs": 4}).fit(X)
+    assert (model.fit(X).predict_proba(X) == whole.predict_proba(X)).all()
+
+
+def labelled(labels: Any) -> tuple[IrregularSeries, Any]:
+    return two_levels(4).replace(labels=None), labels
+
+
+@pytest.mark.parametrize(
+    ("X", "y", "error", "message"),
+    [
+        (*labelled(["a"] * 4), ValueError, "one class only, .*'a'"),
+        (*labelled(None), ValueError, "y is not given and X has no labels"),
+        (*labelled([0.0, 1.0, np.nan, 1.0]), ValueError, r"it is at 2 \(1 of 4\)"),
+        (*labelled(["a", None, "b", "a"]), ValueError, r"it is at 1 \(1 of 4\)"),
+        (*labelled([0.5, 1.0, 0.0, 1.0]), ValueError, "holds 0.5. Use OsciFormerRegressor"),
+        (*labelled(["a", "b"]), ValueError, r"y must have 4 entries.*\[2\]"),
+        ([], ["a"], ValueError, "X holds no series"),
+        (two_levels(4)[:0], None, ValueError, "X holds no series"),
+        (np.zeros((4, 5, 2)), [0, 1, 0, 1], TypeError, "from_padded"),
+        ([np.zeros(3), np.zeros(3), 1], [0, 1, 0], TypeError, "item 0 is ndarray"),
+        ({"id": [1], "time": [0.0]}, [0], ValueError, "needs a layout"),
+    ],
+    ids=[
+        "one class", "no labels", "nan", "none", "real", "length", "no pairs", "no series", "array",
+        "no pair", "no layout",
+    ],
+)  # fmt: skip
+def test_bad_training_data_are_named(X: Any, y: Any, error: type, message: str) -> None:
+    with pytest.raises(error, match=message):
+        OsciFormerClassifier(**TINY).fit(X, y)
+
+
+def test_all_values_missing_is_an_error() -> None:
+    X = two_levels(4)
+    with pytest.raises(ValueError, match="all values of all 4 series are missing"):
+        OsciFormerClassifier(**TINY, validation_fraction=0.0).fit(
+            X.replace(values=np.full_like(X.values, np.nan))
+        )
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"class_weight": "heavy"}, "class_weight must be None, 'balanced' or a dict"),
+        ({"class_weight": {"c": 2.0}}, "class_weight names 'c', which y does not have"),
+        ({"validation_fraction": 1.0}, "validation_fraction must be from 0 to below 1; got 1.0"),
+        ({"monitor": "rmse"}, "monitor must be .*'auprc'; got 'rmse'"),
+        ({"learning_rate": -1.0}, "learning_rate must be positive and finite; got -1.0"),
+        ({"backbone": "oracle"}, "backbone must be one of"),
+        ({"random_state": None, "devices": 2}, "random_state must be a number when several"),
+    ],
+)
+def test_bad_settings_are_named_in_fit(settings: dict[str, Any], message: str) -> None:
+    model = OsciFormerClassifier(**{**TINY, **settings})
+    with pytest.raises(ValueError, match=message):
+        model.fit(two_levels(20))
+
+
+def test_unfitted_model_says_so() -> None:
+    with pytest.raises(NotFittedError, match="is not fitted; call fit"):
+        OsciFormerClassifier().predict(two_levels(4))
+    with pytest.raises(NotFittedError):
+        OsciFormerClassifier().save("nowhere")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"feature_names": ["pulse", "weight"]}, "'pressure' are missing and 'weight' were not"),
+        ({"feature_names": ["pressure", "pulse"]}, "another order, 'pressure', 'pulse'"),
+        ({"static": None}, "static features.*'age', 'height' are missing"),
+    ],
+)
+def test_other_columns_than_in_fit_are_named(
+    fitted: OsciFormerClassifier, change: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        fitted.predict(two_levels(4).replace(**change))
+
+
+def test_times_in_another_unit_are_refused(fitted: OsciFormerClassifier) -> None:
+    from osciformer.data import TimeAxis
+
+    X = two_levels(4).replace(time_axis=TimeAxis("duration", unit="h", resolution="s"))
+    with pytest.raises(ValueError, match=r"unit None.*X has 'duration', 'h'"):
+        fitted.predict(X)
+
+
+def test_unknown_label_in_score_is_named(fitted: OsciFormerClassifier) -> None:
+    with pytest.raises(ValueError, match="not there in fit: 'c'; the classes are 'a', 'b'"):
+        fitted.score(two_levels(3), ["a", "b", "c"])

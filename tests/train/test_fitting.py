@@ -1,0 +1,263 @@
+from __future__ import annotations
+
+import csv
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from osciformer.data import collate
+from osciformer.models import SeriesModel, SeriesModelConfig
+from osciformer.train import (
+    FitResult,
+    Quantiles,
+    Regression,
+    SeriesSource,
+    TrainConfig,
+    TrainingInterrupted,
+    fit,
+)
+from osciformer.train.run_folder import CheckpointError
+
+from .toy import LevelModel, MeanModel, make_model, make_sources, shifted_series
+
+CONFIG = TrainConfig(max_epochs=4, batch_size=16, learning_rate=0.3, accelerator="cpu")
+
+
+class Killed(Exception):
+    """Stands in for a process that dies."""
+
+
+class DyingSource(SeriesSource):
+    """Training batches that raise in the middle of an epoch."""
+
+    def __init__(self, source: SeriesSource, epoch: int, error: type[BaseException]) -> None:
+        vars(self).update(vars(source))
+        self.last, self.error = epoch, error
+
+    def epoch(self, number: int, **place: int) -> Any:
+        batches = super().epoch(number, **place)
+        return DyingBatches(batches, self.error) if number == self.last else batches
+
+
+class DyingBatches:
+    def __init__(self, batches: Any, error: type[BaseException]) -> None:
+        self.batches, self.error = batches, error
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Any:
+        yield next(iter(self.batches))
+        raise self.error
+
+
+def run(config: TrainConfig = CONFIG, **options: Any) -> FitResult:
+    return fit(make_model(), *make_sources(config), config, **options)
+
+
+def assert_same_weights(first: nn.Module, second: nn.Module) -> None:
+    weights = second.state_dict()
+    assert [
+        name for name, w in first.state_dict().items() if not torch.equal(w, weights[name])
+    ] == []
+
+
+def test_model_learns_what_is_there_to_learn() -> None:
+    result = run()
+    assert result.history[-1]["val_auroc"] > 0.9
+    assert result.history[-1]["train_loss"] < result.history[0]["train_loss"]
+    assert not result.model.training
+
+
+def test_same_seed_gives_the_same_weights() -> None:
+    assert_same_weights(run().model, run().model)
+
+
+def test_another_seed_gives_other_weights() -> None:
+    other = run(TrainConfig(**{**CONFIG.to_dict(), "seed": 1})).model
+    with pytest.raises(AssertionError):
+        assert_same_weights(run().model, other)
+
+
+def test_generators_of_the_caller_stay_as_they_are() -> None:
+    random.seed(1), np.random.seed(1), torch.manual_seed(1)  # noqa: NPY002
+    wanted = random.random(), np.random.rand(), torch.rand(1)  # noqa: NPY002
+    model, sources = make_model(), make_sources(CONFIG)
+    random.seed(1), np.random.seed(1), torch.manual_seed(1)  # noqa: NPY002
+    fit(model, *sources, CONFIG)
+    assert (random.random(), np.random.rand(), torch.rand(1)) == wanted  # noqa: NPY002
+
+
+@pytest.mark.parametrize("is_real", [False, True], ids=["mean", "osciformer"])
+def test_run_that_died_goes_on_to_the_weights_of_one_that_did_not(
+    is_real: bool, tmp_path: Path
+) -> None:
+    def model() -> nn.Module:
+        if not is_real:
+            return make_model()
+        torch.manual_seed(0)
+        config = SeriesModelConfig(input_dim=2, output_dim=2, dim=8, num_layers=1, num_heads=1)
+        batch = collate(shifted_series(60))
+        return SeriesModel(config).fit_time_scale(batch.times, batch.mask)
+
+    task, train, validation = make_sources(CONFIG)
+    whole = fit(model(), task, train, validation, CONFIG)
+    dying = DyingSource(train, 2, Killed)
+    with pytest.raises(Killed):
+        fit(model(), task, dying, validation, CONFIG, run_dir=tmp_path)
+    rest = fit(model(), task, train, validation, CONFIG, run_dir=tmp_path, resume=tmp_path)
+    assert_same_weights(whole.model, rest.model)
+    timeless = [[{**row, "seconds": 0} for row in r.history] for r in (whole, rest)]
+    assert timeless[0] == timeless[1]
+
+
+def test_finished_run_that_is_resumed_gives_its_result_again(tmp_path: Path) -> None:
+    whole = run(run_dir=tmp_path)
+    again = run(run_dir=tmp_path, resume=tmp_path)
+    assert len(again.history) == len(whole.history)
+    assert_same_weights(whole.model, again.model)
+
+
+def test_interruption_leaves_a_checkpoint_and_the_best_weights(tmp_path: Path) -> None:
+    task, train, validation = make_sources(CONFIG)
+    dying = DyingSource(train, 2, KeyboardInterrupt)
+    with pytest.raises(TrainingInterrupted) as caught:
+        fit(make_model(), task, dying, validation, CONFIG, run_dir=tmp_path)
+    assert caught.value.checkpoint == tmp_path / "last.ckpt"
+    assert len(caught.value.result.history) == 2
+    rest = fit(make_model(), task, train, validation, CONFIG, resume=caught.value.checkpoint)
+    assert_same_weights(run().model, rest.model)
+
+
+def test_interruption_gives_ctrl_c_back_to_the_caller() -> None:
+    import signal
+
+    before = signal.getsignal(signal.SIGINT)
+    task, train, validation = make_sources(CONFIG)
+    with pytest.raises(KeyboardInterrupt):
+        fit(make_model(), task, DyingSource(train, 0, KeyboardInterrupt), validation, CONFIG)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_best_epoch_is_restored_and_training_stops_early() -> None:
+    # With this learning rate the loss soon rises again.
+    config = TrainConfig(
+        max_epochs=30,
+        batch_size=8,
+        learning_rate=5.0,
+        patience=2,
+        monitor="loss",
+        accelerator="cpu",
+    )
+    task, train, validation = make_sources(config)
+    result = fit(make_model(), task, train, validation, config)
+    losses = [row["val_loss"] for row in result.history]
+    assert result.stopped_early
+    assert result.best_epoch == int(np.argmin(losses)) == len(losses) - 1 - 2
+    logits = [(result.model(b), b) for b in validation.epoch(0)]
+    sums = [task.loss(output, batch) for output, batch in logits]
+    loss = sum(s[0].item() for s in sums) / sum(s[1].item() for s in sums)
+    assert loss == pytest.approx(min(losses), rel=1e-5)
+
+
+def test_run_folder_has_a_line_per_epoch_and_no_leftovers(tmp_path: Path) -> None:
+    result = run(run_dir=tmp_path)
+    with (tmp_path / "history.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["epoch"] for row in rows] == ["0", "1", "2", "3"]
+    assert float(rows[-1]["val_loss"]) == result.history[-1]["val_loss"]
+    assert not list(tmp_path.glob("*.part"))
+
+
+def test_without_validation_the_last_weights_stay() -> None:
+    task, train, _ = make_sources(CONFIG)
+    result = fit(make_model(), task, train, None, CONFIG)
+    assert result.best_epoch == 3
+    assert "val_loss" not in result.history[0]
+
+
+@pytest.mark.parametrize(("verbose", "shown"), [(0, ""), (1, "training"), (2, "epoch 4/4")])
+def test_only_what_is_asked_for_is_printed(
+    verbose: int, shown: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run(TrainConfig(**{**CONFIG.to_dict(), "verbose": verbose}))
+    printed = capfd.readouterr()
+    assert printed.out == ""
+    assert shown in printed.err if shown else printed.err == ""
+
+
+def test_other_settings_are_refused_on_resume(tmp_path: Path) -> None:
+    run(run_dir=tmp_path)
+    with pytest.raises(CheckpointError, match=r"learning_rate was 0\.3, is 0\.5"):
+        run(TrainConfig(**{**CONFIG.to_dict(), "learning_rate": 0.5}), resume=tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 nonsense", b"hello"])
+def test_file_that_is_no_checkpoint_is_refused(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "last.ckpt").write_bytes(content)
+    with pytest.raises(CheckpointError, match="cannot be read as a checkpoint"):
+        run(resume=tmp_path)
+
+
+def test_truncated_checkpoint_is_refused(tmp_path: Path) -> None:
+    run(run_dir=tmp_path)
+    data = (tmp_path / "last.ckpt").read_bytes()
+    (tmp_path / "last.ckpt").write_bytes(data[: len(data) // 2])
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        run(resume=tmp_path)
+
+
+def test_checkpoint_with_code_is_not_executed(tmp_path: Path) -> None:
+    torch.save({"bomb": Path}, tmp_path / "last.ckpt")
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        run(resume=tmp_path)
+
+
+def test_nothing_to_resume_from_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="there is no checkpoint to continue from"):
+        run(resume=tmp_path)
+
+
+def test_loss_that_is_not_finite_is_an_error() -> None:
+    model = make_model()
+    with torch.no_grad():
+        model.linear.weight.fill_(float("nan"))
+    with pytest.raises(FloatingPointError, match=r"loss became nan in epoch 0; use a smaller"):
+        fit(model, *make_sources(CONFIG), CONFIG)
+
+
+def test_sharding_without_gpus_is_refused() -> None:
+    with pytest.raises(ValueError, match="strategy='fsdp' needs GPUs; use 'ddp'"):
+        run(TrainConfig(**{**CONFIG.to_dict(), "strategy": "fsdp"}))
+
+
+def test_mixed_precision_learns_too() -> None:
+    result = run(TrainConfig(**{**CONFIG.to_dict(), "precision": "bf16-mixed"}))
+    assert result.history[-1]["val_auroc"] > 0.9
+
+
+def test_regression_recovers_a_linear_target() -> None:
+    series = shifted_series(80)
+    batch = collate(series)
+    target = (batch.values.nanmean(dim=1) @ torch.tensor([1.0, -2.0])).numpy()
+    config = TrainConfig(max_epochs=30, batch_size=16, learning_rate=0.1, accelerator="cpu")
+    source = SeriesSource(series, 16, labels=target[:, None])
+    model = MeanModel(output_dim=1, dropout=0.0)
+    result = fit(model, Regression(), source, source, config)
+    assert result.history[-1]["val_rmse"] < 0.1
+
+
+def test_quantiles_approach_those_of_the_data() -> None:
+    series = shifted_series(100)
+    source = SeriesSource(series, 20, draw=lambda s, _: (s, s))
+    levels = (0.1, 0.5, 0.9)
+    config = TrainConfig(max_epochs=30, batch_size=20, learning_rate=0.1, accelerator="cpu")
+    result = fit(LevelModel(2, 3), Quantiles(levels), source, source, config)
+    found = result.model.level.detach().numpy()  # type: ignore[union-attr, operator]
+    assert found == pytest.approx(np.quantile(series.values, levels, axis=0).T, abs=0.15)
+    assert result.history[-1]["val_coverage"] == pytest.approx(0.8, abs=0.05)
