@@ -6,16 +6,19 @@ VENV ?= .venv
 TORCH ?= torch==2.13.0
 # More arguments for pytest, e.g. make test PYTEST_ARGS="-m slow".
 PYTEST_ARGS ?=
+# Processes that share the tests, one thread each.
+WORKERS ?= auto
 
 PYTHON := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
-CODE := src tests examples benchmarks
+CODE := src tests examples benchmarks docs
 
-.PHONY: help setup lint types test demo bench coverage format clean
+.PHONY: help setup lint types docs test demo bench coverage format clean
 
 help:
-	@echo "make demo      train a small model on an irregular signal and save a picture"
-	@echo "make test      lint, types, import direction and tests"
+	@echo "make demo      train a mortality classifier on real clinical data and compare it"
+	@echo "make test      lint, types, import direction, documentation and tests"
+	@echo "make docs      the documentation as HTML in build/docs"
 	@echo "make bench     speed of the attention operator, quick version"
 	@echo "make coverage  tests with a coverage report"
 	@echo "make format    format the code in place"
@@ -40,11 +43,15 @@ lint: setup
 types: setup
 	$(PYTHON) -m mypy
 
-test: lint types
-	$(PYTHON) -m pytest -q --durations=10 $(PYTEST_ARGS)
+# Warnings are errors, and -n refuses links that lead nowhere; -E, lest a page be taken from a failed build.
+docs: setup
+	$(PYTHON) -m sphinx -q -E -W --keep-going -n -b html docs build/docs
+
+test: lint types docs
+	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -q -n $(WORKERS) --dist worksteal --durations=10 $(PYTEST_ARGS)
 
 demo: setup
-	$(PYTHON) examples/01_irregular_signal.py
+	$(PYTHON) -m osciformer demo
 
 bench: setup
 	$(PYTHON) -m osciformer.bench speed --quick --json
