@@ -18,7 +18,7 @@ from osciformer.ops.attention.drive import Drive
 from osciformer.ops.attention.query import ConstantPath, LinearPath, QueryPath, SinusoidPath
 from osciformer.ops.attention.rows import take_rows
 
-#: Tokens of a span; pairs within it are near under a shared path.
+#: Tokens of a span of the far stage.
 SPAN = 512
 #: Head sizes and dtypes that the kernels are compiled for.
 CHANNELS = (16, 32, 64, 128)
@@ -148,9 +148,7 @@ def attend(
     )
     if reason is not None and not torch.compiler.is_compiling():
         _say_once(reason)
-    # Under a shared path the pairs within a span are left to `blocked` anyway.
-    is_short = not isinstance(path, ConstantPath) and k.shape[1] <= SPAN
-    if reason is not None or is_short:
+    if reason is not None:
         return blocked.attend(path, k, v, query_times, key_times, **options)
     if not isinstance(path, ConstantPath):
         return _attend_shared(path, k, v, key_times, dtype, options)

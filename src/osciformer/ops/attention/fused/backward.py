@@ -10,7 +10,6 @@ import triton
 from torch import Tensor
 
 from osciformer.ops.attention.fused.launch import (
-    TILE,
     Call,
     Prepared,
     Stage,
@@ -19,7 +18,8 @@ from osciformer.ops.attention.fused.launch import (
     fill_set_up,
     sweep_options,
 )
-from osciformer.ops.attention.fused.near_backward import near_backward, row_sums
+from osciformer.ops.attention.fused.near_backward import row_sums
+from osciformer.ops.attention.fused.near_launch import run_near_backward
 from osciformer.ops.attention.fused.sweep_backward import factors_adjoint, sweep_keys, sweep_rows
 
 # Rows a program of the kernels that go over tokens once.
@@ -28,7 +28,11 @@ _ROWS = 64
 
 @dataclass
 class Gradients:
-    """Sums of gradients: tokens as ``[B H, padded, C]`` float32, spectra as lists of parts."""
+    """Sums of gradients: tokens as ``[B H, padded, C]`` float32, spectra as lists of parts.
+
+    Under a shared path `bias` ``[B H, padded]`` and `between` ``[B H, spans, group, 2, C]`` are
+    those of the stage at hand (`shared_launch`).
+    """
 
     call: Call
     q: Tensor
@@ -36,9 +40,8 @@ class Gradients:
     v: Tensor
     key_velocity: Tensor
     value_velocity: Tensor
-    factor: Tensor | None = None
     bias: Tensor | None = None
-    moment: Tensor | None = None
+    between: Tensor | None = None
     key_spectrum: list[Tensor] = field(default_factory=list)
     value_spectrum: list[Tensor] = field(default_factory=list)
 
@@ -71,10 +74,10 @@ class Gradients:
         return x.transpose(1, 2).to(like.dtype).contiguous()
 
 
-def run_backward(
-    call: Call, out: Tensor, lse: Tensor, to_out: Tensor, to_lse: Tensor, *, is_spectral: bool
-) -> Gradients:
-    """Return the gradients of one call from those of its output and logsumexp ``[B H, padded]``."""
+def begin_backward(
+    call: Call, out: Tensor, to_out: Tensor, to_lse: Tensor
+) -> tuple[Gradients, Tensor, tuple[Tensor, ...]]:
+    """Return empty sums, delta ``[B H, padded]`` (`row_sums`) and the tokens."""
     plane = (call.num_planes, call.padded, call.channels)
 
     def sums(of: Tensor | None) -> Tensor:
@@ -109,57 +112,25 @@ def run_backward(
         call.v,
         call.v if call.value_velocity is None else call.value_velocity,
     )
-    if call.shared is None:
-        _near(call, grads, tokens, to_out, lse, delta, is_spectral)
-    else:
-        for x in (grads.k, grads.v, grads.key_velocity, grads.value_velocity):
-            x.zero_()
-        grads.bias, grads.moment = call.per_row(), torch.zeros_like(call.shared.moment)
+    return grads, delta, tokens
+
+
+def run_backward(
+    call: Call, out: Tensor, lse: Tensor, to_out: Tensor, to_lse: Tensor, *, is_spectral: bool
+) -> Gradients:
+    """Return the gradients of one call from those of its output and logsumexp ``[B H, padded]``."""
+    grads, delta, tokens = begin_backward(call, out, to_out, to_lse)
+    run_near_backward(call, grads, to_out, lse, delta, is_spectral=is_spectral)
     prepared = empty_set_up(call)
     for along_rows, along_keys in zip(call.tiling.rows, call.tiling.keys, strict=True):
-        is_far = along_rows is call.tiling.rows[-1]
-        if call.length <= along_rows.span or (call.shared is not None and not is_far):
+        if call.length <= along_rows.span:
             continue
         fill_set_up(call, along_rows, prepared)
         fill_matrices(call, along_rows, prepared, 18 if is_spectral else 6)
         given = (to_out, lse, delta)
-        _sweep_keys(call, along_keys, prepared, grads, tokens, *given, is_spectral)
-        _sweep_rows(call, along_rows, prepared, grads, *given, is_spectral)
+        run_sweep_keys(call, along_keys, prepared, grads, tokens, *given, is_spectral)
+        run_sweep_rows(call, along_rows, prepared, grads, *given, is_spectral)
     return grads
-
-
-def _near(
-    call: Call,
-    grads: Gradients,
-    tokens: tuple[Tensor, ...],
-    to_out: Tensor,
-    lse: Tensor,
-    delta: Tensor,
-    is_spectral: bool,
-) -> None:
-    near_backward[(call.padded // TILE, call.heads, call.batch)](
-        *tokens,
-        call.times,
-        call.mask_or_times,
-        call.key_table,
-        call.value_table,
-        to_out,
-        lse,
-        delta,
-        grads.q,
-        grads.k,
-        grads.key_velocity,
-        grads.v,
-        grads.value_velocity,
-        *grads.parts(call.padded // TILE, is_spectral),
-        call.length,
-        call.padded,
-        call.heads,
-        call.logit_scale,
-        call.scale,
-        SPECTRAL=is_spectral,
-        **call.near_options(is_backward=True),
-    )
 
 
 def _given(call: Call, prepared: Prepared, lse: Tensor, delta: Tensor) -> tuple[Tensor, ...]:
@@ -172,7 +143,7 @@ def _given(call: Call, prepared: Prepared, lse: Tensor, delta: Tensor) -> tuple[
         *prepared.matrices,
         lse,
         delta,
-        delta if call.shared is None else call.shared.bias,
+        delta if prepared.bias is None else prepared.bias,
     )
 
 
@@ -180,7 +151,7 @@ def _sizes(call: Call) -> tuple[Any, ...]:
     return (call.length, call.padded, call.heads, call.logit_scale, call.scale)
 
 
-def _sweep_keys(
+def run_sweep_keys(
     call: Call,
     stage: Stage,
     prepared: Prepared,
@@ -191,6 +162,7 @@ def _sweep_keys(
     delta: Tensor,
     is_spectral: bool,
 ) -> None:
+    """Add to the gradients of keys and values, and of their spectra, by one stage."""
     options = sweep_options(call, stage, 18 if is_spectral else 6)
     del options["ROWS"]
     count = call.padded // stage.rows
@@ -222,7 +194,7 @@ def _sweep_keys(
         )
 
 
-def _sweep_rows(
+def run_sweep_rows(
     call: Call,
     stage: Stage,
     prepared: Prepared,
@@ -231,12 +203,19 @@ def _sweep_rows(
     lse: Tensor,
     delta: Tensor,
     is_spectral: bool,
-) -> None:
+) -> Tensor:
+    """Add to the gradients of queries, and of the spectra, by one stage.
+
+    Returns:
+        ``[B H, 4, padded, C]`` float32, whose first planes are the gradients of the row factors of
+        keys, where the spectra want theirs.
+    """
     # Values have no gradient of their own along rows, only their spectrum has.
     count = call.padded // _ROWS
     parts = grads.parts(count, is_spectral)
     to_factor = call.buffer(4, torch.float32) if is_spectral else delta
-    for side, (_, _, table, is_average) in enumerate(call.sides()[: 1 + is_spectral]):
+    for side in (1, 0) if is_spectral else (0,):
+        _, _, table, is_average = call.sides()[side]
         if is_spectral:
             to_factor.zero_()
         sweep_rows[(triton.cdiv(call.length, stage.rows), call.heads, call.batch)](
@@ -247,14 +226,12 @@ def _sweep_rows(
             *_given(call, prepared, lse, delta),
             grads.q,
             to_factor,
-            delta if grads.moment is None else grads.moment,
+            delta if grads.between is None else grads.between,
             *_sizes(call),
             SPECTRAL=is_spectral,
             OF_KEYS=side == 0,
             **sweep_options(call, stage, 18 if is_spectral else 6),
         )
-        if side == 0 and call.shared is not None:
-            grads.factor = to_factor[:, :2].clone()  # the buffer is used again
         if is_spectral:
             factors_adjoint[(count, call.heads, call.batch)](
                 call.times,
@@ -264,7 +241,7 @@ def _sweep_rows(
                 call.length,
                 call.padded,
                 call.heads,
-                SHARED=side == 0 and call.shared is not None,
+                SHARED=side == 0 and call.moment is not None,
                 AVERAGE=is_average,
                 SPAN=stage.span,
                 ROWS=_ROWS,
@@ -272,3 +249,4 @@ def _sweep_rows(
                 PRECISE=call.precision.is_precise,
                 num_warps=4,
             )
+    return to_factor

@@ -17,8 +17,9 @@ import triton
 import triton.language as tl
 
 # Rows of the table that `build_table` writes: constants of a channel, then coefficients
-# of two power series in rate * s, of i12 / s^2 and of -J / s^4, without their leading terms.
-NUM_PLANES = tl.constexpr(22)
+# of two power series in rate * s, of i12 / s^2 and of -J / s^4, without their leading terms. The
+# last one is the head's largest spread, the same for all channels.
+NUM_PLANES = tl.constexpr(23)
 
 
 @triton.jit
@@ -31,8 +32,13 @@ def _plane(c, i: tl.constexpr, C: tl.constexpr, PRECISE: tl.constexpr):
 
 @triton.jit
 def load_spectrum(table, head, C: tl.constexpr, channels, PRECISE: tl.constexpr):
-    """Return constants of `channels` of one head; the first, turns per time, is float64."""
-    c = table + head * NUM_PLANES * C + channels[None, :]
+    """Return constants of `channels`, ``[W]`` or ``[rows, W]``, of one head.
+
+    The first, turns per time, is float64.
+    """
+    if len(channels.shape) == 1:
+        channels = channels[None, :]
+    c = table + head * NUM_PLANES * C + channels
     return (
         tl.load(c),
         _plane(c, 1, C, PRECISE),
@@ -61,10 +67,16 @@ def load_spectrum(table, head, C: tl.constexpr, channels, PRECISE: tl.constexpr)
 
 @triton.jit
 def _turn(turns, PRECISE: tl.constexpr):
-    """Return cosine and sine of 2 pi turns, from those of half the angle."""
+    """Return cosine and sine of 2 pi turns."""
     f = turns - tl.floor(turns + 0.5)
     if not PRECISE:
         f = f.to(tl.float32)
+    return turn(f)
+
+
+@triton.jit
+def turn(f):
+    """Return cosine and sine of 2 pi f, |f| <= 1/2, from those of half the angle."""
     h = f * f
     s = h * 0.0004663028 - 0.0073704309
     s = s * h + 0.0821458866
@@ -226,3 +238,4 @@ def build_table(gamma_ptr, omega2_ptr, table, C: tl.constexpr):
     tl.store(at + 19 * C, (2.0 * v3 + 2.0 * v1 * v2) / 5040)
     tl.store(at + 20 * C, (2.0 * v4 + 2.0 * v1 * v3 + v2 * v2) / 40320)
     tl.store(at + 21 * C, (2.0 * v5 + 2.0 * v1 * v4 + 2.0 * v2 * v3) / 362880)
+    tl.store(at + 22 * C, tl.max(spread, 0) + tl.zeros_like(spread))

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from osciformer.ops.attention.fused.attend import SPAN, is_interpreted
 from osciformer.ops.attention.fused.closed_form import NUM_PLANES, build_table
-from osciformer.ops.attention.fused.near_forward import near_forward
+from osciformer.ops.attention.fused.near_launch import run_near
 from osciformer.ops.attention.fused.spans import set_up, span_matrices
 from osciformer.ops.attention.fused.sweep_forward import sweep_forward
 
@@ -99,7 +99,10 @@ def tiling(channels: int, dtype: torch.dtype) -> Tiling:
         Stage(TILE, group, rows, step, narrow, 1, is_split=is_split),
         Stage(SPAN, 0, rows, step, narrow, 1, is_split=is_split),
     )
-    return Tiling(middle=middle, far=far, rows=back, keys=back)
+    # tf32 products of 64 rows on 8 warps read beyond shared memory (Triton 3.6, seen by
+    # compute-sanitizer in a product of near_backward).
+    near_warps = (4, 8 if dtype == torch.bfloat16 else 4)
+    return Tiling(middle=middle, far=far, rows=back, keys=back, near_warps=near_warps)
 
 
 @dataclass(frozen=True)
@@ -138,7 +141,7 @@ def padded_length(length: int, channels: int, dtype: torch.dtype) -> int:
 
 
 def spectrum_table(gamma: Tensor, omega2: Tensor) -> Tensor:
-    """Return the constants of `closed_form.load_spectrum`, ``[H, 22, C]`` float64."""
+    """Return the constants of `closed_form.load_spectrum`, ``[H, planes, C]`` float64."""
     heads, channels = gamma.shape
     table = torch.empty(
         (heads, NUM_PLANES.value, channels), dtype=torch.float64, device=gamma.device
@@ -159,27 +162,11 @@ def spectrum_tables(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @dataclass
-class SharedPath:
-    """A query path that all rows share, by its integrals over the far spans.
-
-    Attributes:
-        factor: ``[B H, 2, padded, C]``, integral of the path against the propagator's first row,
-            from the start of a row's span to the row.
-        bias: ``[B H, padded]`` float32, integral of path times key, from a key to its span's end.
-        moment: ``[B H, spans, spans, 2, C]`` float32, as `factor`, from the end of key span i to
-            the start of row span j.
-    """
-
-    factor: Tensor
-    bias: Tensor
-    moment: Tensor
-
-
-@dataclass
 class Call:
     """One call: tokens ``[B, N, H, C]`` that share their times, and what does not change.
 
-    With `shared`, only the far stage runs and `q` is not read.
+    Where all rows share the query's path, `moment` ``[B H, 2, padded, C]`` float32 are its
+    integrals over the gaps after the tokens (`path_pieces`), and `q` is the path at the tokens.
     """
 
     q: Tensor
@@ -194,7 +181,7 @@ class Call:
     scale: float
     is_average: bool
     is_strict: bool
-    shared: SharedPath | None = None
+    moment: Tensor | None = None
 
     def __post_init__(self) -> None:
         self.batch, self.length, self.heads, self.channels = self.q.shape
@@ -237,7 +224,7 @@ class Call:
     def sides(self) -> tuple[tuple[Tensor, Tensor | None, Tensor, bool], ...]:
         """Return tokens, velocities, table and kind of row factor of keys and of values."""
         return (
-            (self.k, self.key_velocity, self.key_table, self.shared is None),
+            (self.k, self.key_velocity, self.key_table, self.moment is None),
             (self.v, self.value_velocity, self.value_table, self.is_average),
         )
 
@@ -249,13 +236,17 @@ class Call:
 
 @dataclass
 class Prepared:
-    """Set-up of a stage: states at span ends, row factors from span starts, spans between."""
+    """Set-up of a stage: states at span ends, row factors from span starts, spans between.
+
+    Under a shared path also its integrals against each key, to the span's end: `bias`.
+    """
 
     key_state: Tensor
     value_state: Tensor
     key_factor: Tensor
     value_factor: Tensor
     matrices: tuple[Tensor, Tensor] | None = None
+    bias: Tensor | None = None
 
 
 def empty_set_up(call: Call) -> Prepared:
@@ -297,8 +288,6 @@ def fill_set_up(call: Call, stage: Stage, prepared: Prepared) -> None:
             PRECISE=call.precision.is_precise,
             num_warps=4,
         )
-    if call.shared is not None:
-        prepared.key_factor = call.shared.factor
 
 
 def num_groups(call: Call, stage: Stage) -> tuple[int, int]:
@@ -331,15 +320,13 @@ def fill_matrices(call: Call, stage: Stage, prepared: Prepared, planes: int = 6)
             num_warps=4,
         )
         found.append(matrix)
-    if call.shared is not None:
-        found[0][:, :, :, 4:6] = call.shared.moment
     prepared.matrices = (found[0], found[1])
 
 
 def sweep_options(call: Call, stage: Stage, planes: int = 6) -> dict[str, Any]:
     """Return the arguments of the sweep kernels that are known when they are compiled."""
     return {
-        "SHARED": call.shared is not None,
+        "SHARED": call.moment is not None,
         "HAS_MASK": call.mask is not None,
         "AVERAGE": call.is_average,
         "SPAN": stage.span,
@@ -371,7 +358,7 @@ def run_sweep(
         prepared.key_factor,
         prepared.value_factor,
         *prepared.matrices,
-        lse if call.shared is None else call.shared.bias,
+        lse if prepared.bias is None else prepared.bias,
         acc,
         lse,
         acc if out is None else out,
@@ -388,29 +375,7 @@ def run_forward(call: Call) -> tuple[Tensor, Tensor]:
     """Return output ``[B, N, H, C]`` and logsumexp to base 2, ``[B H, padded]``."""
     acc, lse, out = call.buffer(1, torch.float32), call.per_row(), torch.empty_like(call.q)
     prepared = empty_set_up(call)
-    near_forward[(call.padded // TILE, call.heads, call.batch)](
-        call.q,
-        call.k,
-        call.k if call.key_velocity is None else call.key_velocity,
-        call.v,
-        call.v if call.value_velocity is None else call.value_velocity,
-        call.times,
-        call.mask_or_times,
-        call.key_table,
-        call.value_table,
-        prepared.key_state,
-        prepared.value_state,
-        prepared.key_factor,
-        prepared.value_factor,
-        acc,
-        lse,
-        call.length,
-        call.padded,
-        call.heads,
-        call.logit_scale,
-        WRITE=True,
-        **call.near_options(),
-    )
+    run_near(call, prepared, acc, lse)
     middle, far = call.tiling.middle, call.tiling.far
     fill_matrices(call, middle, prepared)
     has_far = call.length > far.span
@@ -419,15 +384,4 @@ def run_forward(call: Call) -> tuple[Tensor, Tensor]:
         fill_set_up(call, far, prepared)
         fill_matrices(call, far, prepared)
         run_sweep(call, far, prepared, acc, lse, out)
-    return out, lse
-
-
-def run_far(call: Call) -> tuple[Tensor, Tensor]:
-    """Return output and logsumexp as `run_forward`, over the keys of earlier far spans alone."""
-    far, prepared = call.tiling.far, empty_set_up(call)
-    acc, lse = call.buffer(1, torch.float32).zero_(), call.per_row().fill_(float("-inf"))
-    out = torch.empty_like(call.v)
-    fill_set_up(call, far, prepared)
-    fill_matrices(call, far, prepared)
-    run_sweep(call, far, prepared, acc, lse, out)
     return out, lse

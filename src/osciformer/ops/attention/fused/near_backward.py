@@ -5,20 +5,24 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from osciformer.ops.attention.fused.closed_form import load_spectrum, pull_back_through
-from osciformer.ops.attention.fused.near_forward import meeting_bits, tie_range, tied_logits
-from osciformer.ops.attention.fused.pieces import (
-    aged_state,
-    bottom,
-    bottom_with_slopes,
-    climb,
-    climb_with_slopes,
-    load_tokens,
-    product,
-    row_factors,
-    store_plane,
-    time_at,
+from osciformer.ops.attention.fused.closed_form import pull_back_through
+from osciformer.ops.attention.fused.gap_form import (
+    damping_matrix,
+    gap_functions,
+    gap_slopes,
+    load_form,
+    load_slopes,
+    slope_matrix,
+    step_matrix,
 )
+from osciformer.ops.attention.fused.near_forward import (
+    halves,
+    level_logits,
+    meeting_gaps,
+    state_of,
+    tied_logits,
+)
+from osciformer.ops.attention.fused.pieces import load_tokens, product, row_lse, time_at
 
 
 @triton.jit
@@ -44,13 +48,6 @@ def row_sums(
     # The logsumexp is to base 2, its gradient is wanted for base e.
     to_lse = tl.load(to_lse_ptr + plane + rows) * 1.4426950408889634
     tl.store(delta_ptr + plane + rows, tl.sum(out * to_out, 1) - to_lse)
-
-
-@triton.jit
-def row_lse(lse_ptr, rows):
-    """Return logsumexps for use in a backward pass: rows that saw nothing get weights 0."""
-    lse = tl.load(lse_ptr + rows)
-    return tl.where(lse == float("-inf"), float("inf"), lse)
 
 
 @triton.jit
@@ -178,6 +175,111 @@ def level_adjoint(
 
 
 @triton.jit
+def add_rows(x, rows, more, C: tl.constexpr, channels):
+    """Add to `channels` ``[rows, W]`` of rows of a float32 plane ``[padded, C]``."""
+    at = x + rows.to(tl.int64)[:, None] * C + channels
+    tl.store(at, tl.load(at) + more)
+
+
+@triton.jit
+def near_adjoint(
+    row_ptr,
+    x_ptr,
+    u_ptr,
+    table,
+    shares,
+    to_row,
+    to_x,
+    to_u,
+    to_spectrum,
+    first_token,
+    early,
+    late,
+    until,
+    since,
+    present,
+    length,
+    head,
+    heads,
+    HAS_U: tl.constexpr,
+    AVERAGE: tl.constexpr,
+    SPECTRAL: tl.constexpr,
+    OF_KEYS: tl.constexpr,
+    HALF: tl.constexpr,
+    C: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PRECISE: tl.constexpr,
+    PREC: tl.constexpr,
+    OPERAND: tl.constexpr,
+):
+    """Add to the gradients of one side at one level, as `close_adjoint` does for a block."""
+    found = tl.zeros([HALF, HALF], tl.float32)
+    part = shares.to(OPERAND)
+    for start in range(0, C, WIDTH):
+        channels = start + tl.arange(0, WIDTH)
+        wide = tl.broadcast_to(channels[None, :], (HALF, WIDTH))
+        form, widest = load_form(table, head, C, wide, PRECISE)
+        x = load_tokens(x_ptr, first_token + early, present, head, heads, C, channels)
+        u = x
+        if HAS_U:
+            u = load_tokens(u_ptr, first_token + early, present, head, heads, C, channels)
+        row = load_tokens(row_ptr, first_token + late, late < length, head, heads, C, channels)
+        s = until[:, None]
+        g11, ct, g12, i12 = gap_functions(s, form, widest, PRECISE)
+        m = step_matrix(g11, g12, i12, form)
+        if SPECTRAL:
+            slopes = load_slopes(table, head, C, wide, PRECISE)
+            f, j = gap_slopes(s, form, slopes, ct, g12, i12, widest, PRECISE)
+            by_omega2 = state_of(slope_matrix(s, g12, f, j, form, PRECISE), x, u, HAS_U)
+            by_gamma = state_of(damping_matrix(s, g12, f, j, form, PRECISE), x, u, HAS_U)
+        x1, x2, xs = state_of(m, x, u, HAS_U)
+        s = since[:, None]
+        g11, ct, g12, i12 = gap_functions(s, form, widest, PRECISE)
+        n = step_matrix(g11, g12, i12, form)
+        f1, f2 = n[0], n[1]
+        if AVERAGE:
+            f1, f2 = n[4], n[5]
+        first = (row * f1).to(OPERAND)
+        second = (row * f2).to(OPERAND)
+        to_x1 = product(tl.trans(part), first, PREC)
+        to_x2 = product(tl.trans(part), second, PREC)
+        to_xs = tl.zeros([HALF, WIDTH], tl.float32)
+        if AVERAGE:
+            to_xs = product(tl.trans(part), row.to(OPERAND), PREC)
+        more = to_x1 * m[0] + to_x2 * m[2] + to_xs * m[4]
+        add_rows(to_x, early, more, C, wide)
+        if HAS_U:
+            more = to_x1 * m[1] + to_x2 * m[3] + to_xs * m[5]
+            add_rows(to_u, early, more, C, wide)
+        if not OF_KEYS:
+            found += product(first, tl.trans(x1.to(OPERAND)), PREC)
+            found += product(second, tl.trans(x2.to(OPERAND)), PREC)
+            if AVERAGE:
+                found += product(row.to(OPERAND), tl.trans(xs.to(OPERAND)), PREC)
+        if OF_KEYS or SPECTRAL:
+            y1 = product(part, x1.to(OPERAND), PREC)
+            y2 = product(part, x2.to(OPERAND), PREC)
+        if OF_KEYS:
+            more = f1 * y1 + f2 * y2 + product(part, xs.to(OPERAND), PREC)
+            add_rows(to_row, late, more, C, wide)
+        if SPECTRAL:
+            to_gamma = to_x1 * by_gamma[0] + to_x2 * by_gamma[1] + to_xs * by_gamma[2]
+            to_omega2 = to_x1 * by_omega2[0] + to_x2 * by_omega2[1] + to_xs * by_omega2[2]
+            f, j = gap_slopes(s, form, slopes, ct, g12, i12, widest, PRECISE)
+            by_omega2 = slope_matrix(s, g12, f, j, form, PRECISE)
+            by_gamma = damping_matrix(s, g12, f, j, form, PRECISE)
+            if AVERAGE:
+                to_gamma += y1 * (row * by_gamma[4]) + y2 * (row * by_gamma[5])
+                to_omega2 += y1 * (row * by_omega2[4]) + y2 * (row * by_omega2[5])
+            else:
+                to_gamma += y1 * (row * by_gamma[0]) + y2 * (row * by_gamma[1])
+                to_omega2 += y1 * (row * by_omega2[0]) + y2 * (row * by_omega2[1])
+            tl.store(to_spectrum + channels, tl.sum(to_gamma, 0))
+            tl.store(to_spectrum + C + channels, tl.sum(to_omega2, 0))
+    return found
+
+
+@triton.jit
 def near_backward(
     q_ptr,
     k_ptr,
@@ -206,10 +308,10 @@ def near_backward(
     HAS_KU: tl.constexpr,
     HAS_VU: tl.constexpr,
     HAS_MASK: tl.constexpr,
-    STRICT: tl.constexpr,
     AVERAGE: tl.constexpr,
     SPECTRAL: tl.constexpr,
     TILE: tl.constexpr,
+    LOWEST: tl.constexpr,
     LEVELS: tl.constexpr,
     C: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -217,204 +319,50 @@ def near_backward(
     PREC: tl.constexpr,
     OPERAND: tl.constexpr,
 ):
-    """Write the gradients of tokens ``[B H, padded, C]`` and, per program, of gamma and omega^2.
+    """Add to the gradients of tokens ``[B H, padded, C]`` what the pairs of `near_forward` give.
 
-    `to_key_spectrum` and `to_value_spectrum` are ``[B H, tiles, 2, C]``.
+    Those of gamma and omega^2 are written per program and level, ``[B H, tiles, levels, 2, C]``.
     """
     tile = tl.program_id(0)
     series, head = tl.program_id(2), tl.program_id(1)
-    times = times_ptr + series.to(tl.int64) * length
     first_token = series.to(tl.int64) * length
+    times = times_ptr + first_token
     plane = (series * heads + head).to(tl.int64) * padded
-    place = tl.arange(0, TILE)
-    tokens = tile * TILE + place
-    inside = tokens < length
-    present = inside
-    if HAS_MASK:
-        present = tl.load(mask_ptr + first_token + tokens, mask=inside, other=0) != 0
-    t = time_at(times, tokens, length)
-    gap_to_next = (time_at(times, tokens + 1, length) - t)[:, None]
-    gap = (t[:, None] - t[None, :]).to(tl.float32)
-    bits = meeting_bits(TILE)
-    seen = (gap > 0) & present[None, :] & (bits > 0)
-    inverse = tl.where(seen, 1.0 / tl.where(seen, gap, 1.0), 0.0)
-    lse = row_lse(lse_ptr + plane, tokens)
-    delta = tl.load(delta_ptr + plane + tokens)
-
-    raw = tl.zeros([TILE, TILE], tl.float32)
-    for start in range(0, C, WIDTH):
-        channels = start + tl.arange(0, WIDTH)
-        spectrum = load_spectrum(key_table, head, C, channels, PRECISE)
-        q = load_tokens(q_ptr, first_token + tokens, inside, head, heads, C, channels)
-        x = load_tokens(k_ptr, first_token + tokens, present, head, heads, C, channels)
-        u = x
-        if HAS_KU:
-            u = load_tokens(ku_ptr, first_token + tokens, present, head, heads, C, channels)
-        prefix, suffix = bottom(gap_to_next, spectrum, PRECISE)
-        for level in range(LEVELS):
-            x1, x2, xs = aged_state(suffix[0], suffix[1], suffix[2], spectrum, x, u, HAS_KU)
-            f1, f2 = row_factors(prefix[0], prefix[1], prefix[2], spectrum, True)
-            part = product(q.to(OPERAND), tl.trans(xs.to(OPERAND)), PREC)
-            part += product((q * f1).to(OPERAND), tl.trans(x1.to(OPERAND)), PREC)
-            part += product((q * f2).to(OPERAND), tl.trans(x2.to(OPERAND)), PREC)
-            raw = tl.where((bits >> level) == 1, raw + part, raw)
-            prefix, suffix = climb(prefix, suffix, spectrum, 1 << level, TILE, WIDTH)
-    weights = tl.where(seen, tl.exp2(raw * inverse * logit_scale - lse[:, None]), 0.0)
-    shares = weights
-    if AVERAGE:
-        shares = weights * inverse
-    low = tile
-    high = tile
-    if not STRICT:
-        low, high = tie_range(times, tile, length, TILE)
-
-    to_weights = tl.zeros([TILE, TILE], tl.float32)
-    for start in range(0, C, WIDTH):
-        channels = start + tl.arange(0, WIDTH)
-        spectrum = load_spectrum(value_table, head, C, channels, PRECISE)
-        o = load_tokens(to_out_ptr, first_token + tokens, inside, head, heads, C, channels)
-        x = load_tokens(v_ptr, first_token + tokens, present, head, heads, C, channels)
-        u = x
-        if HAS_VU:
-            u = load_tokens(vu_ptr, first_token + tokens, present, head, heads, C, channels)
-        prefix, suffix = bottom_with_slopes(gap_to_next, spectrum, PRECISE)
-        to_x = tl.zeros([TILE, WIDTH], tl.float32)
-        to_u = tl.zeros([TILE, WIDTH], tl.float32)
-        to_gamma = tl.zeros_like(prefix[0])
-        to_omega2 = tl.zeros_like(prefix[0])
-        for level in range(LEVELS):
-            n = 1 << level
-            s_own, s_other = elapsed(level, tile, times, t, length, TILE, PRECISE)
-            meeting = (bits >> level) == 1
-            x1, x2, xs = aged_state(suffix[0], suffix[1], suffix[2], spectrum, x, u, HAS_VU)
-            f1, f2 = row_factors(prefix[0], prefix[1], prefix[2], spectrum, AVERAGE)
-            o1 = (o * f1).to(OPERAND)
-            o2 = (o * f2).to(OPERAND)
-            part = product(o1, tl.trans(x1.to(OPERAND)), PREC)
-            part += product(o2, tl.trans(x2.to(OPERAND)), PREC)
-            if AVERAGE:
-                part += product(o.to(OPERAND), tl.trans(xs.to(OPERAND)), PREC)
-            to_weights = tl.where(meeting, to_weights + part, to_weights)
-            part = tl.where(meeting, shares, 0.0).to(OPERAND)
-            to_x1 = product(tl.trans(part), o1, PREC)
-            to_x2 = product(tl.trans(part), o2, PREC)
-            to_xs = tl.zeros([TILE, WIDTH], tl.float32)
-            if AVERAGE:
-                to_xs = product(tl.trans(part), o.to(OPERAND), PREC)
-            to_f1 = to_x1
-            to_f2 = to_x2
-            if SPECTRAL:
-                to_f1 = o * product(part, x1.to(OPERAND), PREC)
-                to_f2 = o * product(part, x2.to(OPERAND), PREC)
-            # fmt: off
-            more_x, more_u, more_gamma, more_omega2 = level_adjoint(
-                level, s_own, prefix, suffix, spectrum, x, u, to_x1, to_x2, to_xs,
-                to_f1, to_f2, HAS_VU, AVERAGE, SPECTRAL, TILE,
-            )
-            # fmt: on
-            to_x += more_x
-            to_u += more_u
-            to_gamma += more_gamma
-            to_omega2 += more_omega2
-            prefix, suffix = climb_with_slopes(
-                prefix, suffix, s_own, s_other, spectrum, n, TILE, WIDTH
-            )
-        if not STRICT:
-            for other in range(low, high + 1):
-                # fmt: off
-                tied, to_raw = tied_pair(
-                    q_ptr, k_ptr, v_ptr, to_out_ptr, times, mask_ptr, lse_ptr + plane,
-                    delta_ptr + plane, first_token, other, tile, length, head, heads, logit_scale,
-                    scale, HAS_MASK, TILE, C, WIDTH, PREC, OPERAND,
-                )
-                # fmt: on
-                others = other * TILE + place
-                theirs = load_tokens(
-                    to_out_ptr, first_token + others, others < length, head, heads, C, channels
-                )
-                to_x += product(tl.trans(tied), theirs.to(OPERAND), PREC)
-        store_plane(to_v + plane * C, tokens, to_x, C, channels)
-        if HAS_VU:
-            store_plane(to_vu + plane * C, tokens, to_u, C, channels)
-        if SPECTRAL:
-            at = ((series * heads + head).to(tl.int64) * tl.num_programs(0) + tile) * (
-                2 * C
-            ) + channels
-            tl.store(to_value_spectrum + at, tl.sum(to_gamma, 0).to(tl.float32))
-            tl.store(to_value_spectrum + at + C, tl.sum(to_omega2, 0).to(tl.float32))
-
-    if AVERAGE:
-        to_weights *= inverse
-    to_raw_near = weights * (to_weights - delta[:, None]) * inverse * scale
-    for start in range(0, C, WIDTH):
-        channels = start + tl.arange(0, WIDTH)
-        spectrum = load_spectrum(key_table, head, C, channels, PRECISE)
-        q = load_tokens(q_ptr, first_token + tokens, inside, head, heads, C, channels)
-        x = load_tokens(k_ptr, first_token + tokens, present, head, heads, C, channels)
-        u = x
-        if HAS_KU:
-            u = load_tokens(ku_ptr, first_token + tokens, present, head, heads, C, channels)
-        prefix, suffix = bottom_with_slopes(gap_to_next, spectrum, PRECISE)
-        to_row = tl.zeros([TILE, WIDTH], tl.float32)
-        to_x = tl.zeros([TILE, WIDTH], tl.float32)
-        to_u = tl.zeros([TILE, WIDTH], tl.float32)
-        to_gamma = tl.zeros_like(prefix[0])
-        to_omega2 = tl.zeros_like(prefix[0])
-        for level in range(LEVELS):
-            n = 1 << level
-            s_own, s_other = elapsed(level, tile, times, t, length, TILE, PRECISE)
-            x1, x2, xs = aged_state(suffix[0], suffix[1], suffix[2], spectrum, x, u, HAS_KU)
-            f1, f2 = row_factors(prefix[0], prefix[1], prefix[2], spectrum, True)
-            part = tl.where((bits >> level) == 1, to_raw_near, 0.0).to(OPERAND)
-            y1 = product(part, x1.to(OPERAND), PREC)
-            y2 = product(part, x2.to(OPERAND), PREC)
-            to_row += f1 * y1 + f2 * y2 + product(part, xs.to(OPERAND), PREC)
-            to_x1 = product(tl.trans(part), (q * f1).to(OPERAND), PREC)
-            to_x2 = product(tl.trans(part), (q * f2).to(OPERAND), PREC)
-            to_xs = product(tl.trans(part), q.to(OPERAND), PREC)
-            # fmt: off
-            more_x, more_u, more_gamma, more_omega2 = level_adjoint(
-                level, s_own, prefix, suffix, spectrum, x, u, to_x1, to_x2, to_xs,
-                q * y1, q * y2, HAS_KU, True, SPECTRAL, TILE,
-            )
-            # fmt: on
-            to_x += more_x
-            to_u += more_u
-            to_gamma += more_gamma
-            to_omega2 += more_omega2
-            prefix, suffix = climb_with_slopes(
-                prefix, suffix, s_own, s_other, spectrum, n, TILE, WIDTH
-            )
-        if not STRICT:
-            for other in range(low, high + 1):
-                others = other * TILE + place
-                # fmt: off
-                tied, to_raw = tied_pair(
-                    q_ptr, k_ptr, v_ptr, to_out_ptr, times, mask_ptr, lse_ptr + plane,
-                    delta_ptr + plane, first_token, tile, other, length, head, heads, logit_scale,
-                    scale, HAS_MASK, TILE, C, WIDTH, PREC, OPERAND,
-                )
-                theirs = load_tokens(
-                    k_ptr, first_token + others, others < length, head, heads, C, channels
-                )
-                to_row += product(to_raw, theirs.to(OPERAND), PREC)
-                tied, to_raw = tied_pair(
-                    q_ptr, k_ptr, v_ptr, to_out_ptr, times, mask_ptr, lse_ptr + plane,
-                    delta_ptr + plane, first_token, other, tile, length, head, heads, logit_scale,
-                    scale, HAS_MASK, TILE, C, WIDTH, PREC, OPERAND,
-                )
-                # fmt: on
-                theirs = load_tokens(
-                    q_ptr, first_token + others, others < length, head, heads, C, channels
-                )
-                to_x += product(tl.trans(to_raw), theirs.to(OPERAND), PREC)
-        store_plane(to_q + plane * C, tokens, to_row, C, channels)
-        store_plane(to_k + plane * C, tokens, to_x, C, channels)
-        if HAS_KU:
-            store_plane(to_ku + plane * C, tokens, to_u, C, channels)
-        if SPECTRAL:
-            at = ((series * heads + head).to(tl.int64) * tl.num_programs(0) + tile) * (
-                2 * C
-            ) + channels
-            tl.store(to_key_spectrum + at, tl.sum(to_gamma, 0).to(tl.float32))
-            tl.store(to_key_spectrum + at + C, tl.sum(to_omega2, 0).to(tl.float32))
+    program = (series * heads + head).to(tl.int64) * tl.num_programs(0) + tile
+    HALF: tl.constexpr = TILE // 2
+    for level in range(LOWEST, LEVELS):
+        at = (program * (LEVELS - LOWEST) + level - LOWEST) * (2 * C)
+        early, late, until, since, present = halves(
+            level, tile, times, mask_ptr + first_token, length, HAS_MASK, TILE
+        )
+        inverse = meeting_gaps(level, until, since, present, TILE)
+        # fmt: off
+        raw = level_logits(
+            q_ptr, k_ptr, ku_ptr, key_table, first_token, early, late, until, since, present,
+            length, head, heads, HAS_KU, HALF, C, WIDTH, PRECISE, PREC, OPERAND,
+        )
+        lse = row_lse(lse_ptr + plane, late)
+        weights = tl.exp2(raw * inverse * logit_scale - lse[:, None])
+        weights = tl.where(inverse > 0, weights, 0.0)
+        shares = weights
+        if AVERAGE:
+            shares = weights * inverse
+        to_weights = near_adjoint(
+            to_out_ptr, v_ptr, vu_ptr, value_table, shares, to_q, to_v + plane * C,
+            to_vu + plane * C, to_value_spectrum + at, first_token, early, late, until, since,
+            present, length, head, heads, HAS_VU, AVERAGE, SPECTRAL, False, HALF, C, WIDTH,
+            PRECISE, PREC, OPERAND,
+        )
+        if AVERAGE:
+            to_weights *= inverse
+        delta = tl.load(delta_ptr + plane + late)
+        to_raw = weights * (to_weights - delta[:, None]) * inverse * scale
+        near_adjoint(
+            q_ptr, k_ptr, ku_ptr, key_table, to_raw, to_q + plane * C, to_k + plane * C,
+            to_ku + plane * C, to_key_spectrum + at, first_token, early, late, until, since,
+            present, length, head, heads, HAS_KU, True, SPECTRAL, True, HALF, C, WIDTH,
+            PRECISE, PREC, OPERAND,
+        )
+        # fmt: on
+        # What one level wrote the next one reads, by other threads.
+        tl.debug_barrier()

@@ -5,16 +5,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from osciformer.ops.attention.fused.closed_form import load_spectrum
+from osciformer.ops.attention.fused.gap_form import gap_functions, load_form, step_matrix
 from osciformer.ops.attention.fused.pieces import (
-    aged_state,
-    bottom,
-    climb,
     load_tokens,
     product,
-    row_factors,
     soften,
-    store_plane,
     time_at,
 )
 
@@ -81,6 +76,93 @@ def tied_logits(
 
 
 @triton.jit
+def halves(level, tile, times, mask, length, HAS_MASK: tl.constexpr, TILE: tl.constexpr):
+    """Return the tokens of all earlier and of all later halves of blocks of 2^(level + 1).
+
+    With them the keys' times until their block's middle, the rows' times since, and which of the
+    keys are present.
+    """
+    place = tl.arange(0, TILE // 2)
+    n = 1 << level
+    within = place & (n - 1)
+    early = tile * TILE + 2 * (place - within) + within
+    r = time_at(times, early - within + n, length)
+    until = r - time_at(times, early, length)
+    since = time_at(times, early + n, length) - r
+    present = early < length
+    if HAS_MASK:
+        present = tl.load(mask + early, mask=present, other=0) != 0
+    return early, early + n, until, since, present
+
+
+@triton.jit
+def meeting_gaps(level, until, since, present, TILE: tl.constexpr):
+    """Return 1 / gap of the pairs that meet, later half and earlier half of one block, else 0."""
+    block = tl.arange(0, TILE // 2) >> level
+    gap = since.to(tl.float32)[:, None] + until.to(tl.float32)[None, :]
+    seen = (block[:, None] == block[None, :]) & (gap > 0) & present[None, :]
+    root = tl.rsqrt(tl.where(seen, gap, 1.0))
+    return tl.where(seen, root * root, 0.0)
+
+
+@triton.jit
+def state_of(m, x, u, HAS_U: tl.constexpr):
+    """Return position, velocity and integral of tokens after the time of `m` (`step_matrix`)."""
+    x1 = m[0] * x
+    x2 = m[2] * x
+    xs = m[4] * x
+    if HAS_U:
+        x1 += m[1] * u
+        x2 += m[3] * u
+        xs += m[5] * u
+    return x1, x2, xs
+
+
+@triton.jit
+def level_logits(
+    q_ptr,
+    k_ptr,
+    ku_ptr,
+    table,
+    first_token,
+    early,
+    late,
+    until,
+    since,
+    present,
+    length,
+    head,
+    heads,
+    HAS_KU: tl.constexpr,
+    HALF: tl.constexpr,
+    C: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PRECISE: tl.constexpr,
+    PREC: tl.constexpr,
+    OPERAND: tl.constexpr,
+):
+    """Return the integrals of query times key for later rows and earlier keys of `halves`."""
+    raw = tl.zeros([HALF, HALF], tl.float32)
+    for start in range(0, C, WIDTH):
+        channels = start + tl.arange(0, WIDTH)
+        wide = tl.broadcast_to(channels[None, :], (HALF, WIDTH))
+        form, widest = load_form(table, head, C, wide, PRECISE)
+        q = load_tokens(q_ptr, first_token + late, late < length, head, heads, C, channels)
+        x = load_tokens(k_ptr, first_token + early, present, head, heads, C, channels)
+        u = x
+        if HAS_KU:
+            u = load_tokens(ku_ptr, first_token + early, present, head, heads, C, channels)
+        g11, ct, g12, i12 = gap_functions(until[:, None], form, widest, PRECISE)
+        x1, x2, xs = state_of(step_matrix(g11, g12, i12, form), x, u, HAS_KU)
+        g11, ct, g12, i12 = gap_functions(since[:, None], form, widest, PRECISE)
+        m = step_matrix(g11, g12, i12, form)
+        raw += product(q.to(OPERAND), tl.trans(xs.to(OPERAND)), PREC)
+        raw += product((q * m[4]).to(OPERAND), tl.trans(x1.to(OPERAND)), PREC)
+        raw += product((q * m[5]).to(OPERAND), tl.trans(x2.to(OPERAND)), PREC)
+    return raw
+
+
+@triton.jit
 def near_forward(
     q_ptr,
     k_ptr,
@@ -91,10 +173,6 @@ def near_forward(
     mask_ptr,
     key_table,
     value_table,
-    key_state,
-    value_state,
-    key_factor,
-    value_factor,
     out_ptr,
     lse_ptr,
     length,
@@ -104,10 +182,9 @@ def near_forward(
     HAS_KU: tl.constexpr,
     HAS_VU: tl.constexpr,
     HAS_MASK: tl.constexpr,
-    STRICT: tl.constexpr,
     AVERAGE: tl.constexpr,
-    WRITE: tl.constexpr,
     TILE: tl.constexpr,
+    LOWEST: tl.constexpr,
     LEVELS: tl.constexpr,
     C: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -115,151 +192,59 @@ def near_forward(
     PREC: tl.constexpr,
     OPERAND: tl.constexpr,
 ):
-    """Write output and logsumexp (base 2) over the keys of each row's own tile.
+    """Add to each row the keys of its tile that are not of its block of 2^LOWEST tokens.
 
-    Also the set-up of the next stage: states at the end of the tile, ``[B H, 3, padded, C]``, and
-    row factors from its start, ``[B H, 2, padded, C]``. One program takes one tile of one head.
-    `logit_scale` is the scale of the logits times log2(e).
+    `out_ptr` ``[B H, padded, C]`` and `lse_ptr` ``[B H, padded]`` hold output and logsumexp (base
+    2) over nearer keys and are updated. One program takes one tile of one head. At each level half
+    of its tokens are rows and half are keys, and each has one time to evaluate a closed form at.
     """
     tile = tl.program_id(0)
     series, head = tl.program_id(2), tl.program_id(1)
-    times = times_ptr + series.to(tl.int64) * length
     first_token = series.to(tl.int64) * length
+    times = times_ptr + first_token
     plane = (series * heads + head).to(tl.int64) * padded
-    size = padded.to(tl.int64) * C
-    place = tl.arange(0, TILE)
-    tokens = tile * TILE + place
-    inside = tokens < length
-    present = inside
-    if HAS_MASK:
-        present = tl.load(mask_ptr + first_token + tokens, mask=inside, other=0) != 0
-    t = time_at(times, tokens, length)
-    gap_to_next = (time_at(times, tokens + 1, length) - t)[:, None]
-
-    bits = meeting_bits(TILE)
-    raw = tl.zeros([TILE, TILE], tl.float32)
-    for start in range(0, C, WIDTH):
-        channels = start + tl.arange(0, WIDTH)
-        spectrum = load_spectrum(key_table, head, C, channels, PRECISE)
-        q = load_tokens(q_ptr, first_token + tokens, inside, head, heads, C, channels)
-        x = load_tokens(k_ptr, first_token + tokens, present, head, heads, C, channels)
-        u = x
-        if HAS_KU:
-            u = load_tokens(ku_ptr, first_token + tokens, present, head, heads, C, channels)
-        prefix, suffix = bottom(gap_to_next, spectrum, PRECISE)
-        for level in range(LEVELS):
-            x1, x2, xs = aged_state(suffix[0], suffix[1], suffix[2], spectrum, x, u, HAS_KU)
-            f1, f2 = row_factors(prefix[0], prefix[1], prefix[2], spectrum, True)
-            part = product(q.to(OPERAND), tl.trans(xs.to(OPERAND)), PREC)
-            part += product((q * f1).to(OPERAND), tl.trans(x1.to(OPERAND)), PREC)
-            part += product((q * f2).to(OPERAND), tl.trans(x2.to(OPERAND)), PREC)
-            raw = tl.where((bits >> level) == 1, raw + part, raw)
-            prefix, suffix = climb(prefix, suffix, spectrum, 1 << level, TILE, WIDTH)
-        if WRITE:
-            x1, x2, xs = aged_state(suffix[0], suffix[1], suffix[2], spectrum, x, u, HAS_KU)
-            f1, f2 = row_factors(prefix[0], prefix[1], prefix[2], spectrum, True)
-            store_plane(key_state + 3 * plane * C, tokens, x1, C, channels)
-            store_plane(key_state + 3 * plane * C + size, tokens, x2, C, channels)
-            store_plane(key_state + 3 * plane * C + 2 * size, tokens, xs, C, channels)
-            store_plane(key_factor + 2 * plane * C, tokens, f1, C, channels)
-            store_plane(key_factor + 2 * plane * C + size, tokens, f2, C, channels)
-
-    gap = (t[:, None] - t[None, :]).to(tl.float32)
-    seen = (gap > 0) & present[None, :] & (bits > 0)
-    inverse = tl.where(seen, 1.0 / tl.where(seen, gap, 1.0), 0.0)
-    logits = tl.where(seen, raw * inverse * logit_scale, float("-inf"))
-    top = tl.max(logits, 1)
-    weights = tl.exp2(logits - tl.where(top == float("-inf"), 0.0, top)[:, None])
-    mass = tl.sum(weights, 1)
-    if AVERAGE:
-        weights *= inverse
-
-    # At a zero gap nothing has moved: plain attention among the tokens of one time. First its
-    # logits, so that the weights above can be scaled once and for all.
-    low = tile
-    high = tile
-    if not STRICT:
-        low, high = tie_range(times, tile, length, TILE)
-        nearer = top
-        for other in range(low, high + 1):
-            tied = tied_logits(
-                q_ptr,
-                k_ptr,
-                times,
-                mask_ptr,
-                first_token,
-                tile,
-                other,
-                length,
-                head,
-                heads,
-                logit_scale,
-                HAS_MASK,
-                TILE,
-                C,
-                WIDTH,
-                PREC,
-                OPERAND,
-            )
-            top, mass, _, keep = soften(top, mass, tied)
-        weights *= tl.exp2(nearer - tl.where(top == float("-inf"), 0.0, top))[:, None]
-    safe = tl.where(mass > 0, mass, 1.0)
-    weights = weights / safe[:, None]
-    lse = tl.where(mass > 0, top + tl.log2(safe), float("-inf"))
-    tl.store(lse_ptr + plane + tokens, lse)
-    shift = tl.where(mass > 0, lse, 0.0)
-
-    for start in range(0, C, WIDTH):
-        channels = start + tl.arange(0, WIDTH)
-        acc = tl.zeros([TILE, WIDTH], tl.float32)
-        if not STRICT:
-            for other in range(low, high + 1):
-                tied = tied_logits(
-                    q_ptr,
-                    k_ptr,
-                    times,
-                    mask_ptr,
-                    first_token,
-                    tile,
-                    other,
-                    length,
-                    head,
-                    heads,
-                    logit_scale,
-                    HAS_MASK,
-                    TILE,
-                    C,
-                    WIDTH,
-                    PREC,
-                    OPERAND,
-                )
-                others = other * TILE + place
-                v = load_tokens(
-                    v_ptr, first_token + others, others < length, head, heads, C, channels
-                )
-                part = tl.exp2(tied - shift[:, None]).to(OPERAND)
-                acc += product(part, v.to(OPERAND), PREC)
-        spectrum = load_spectrum(value_table, head, C, channels, PRECISE)
-        x = load_tokens(v_ptr, first_token + tokens, present, head, heads, C, channels)
-        u = x
-        if HAS_VU:
-            u = load_tokens(vu_ptr, first_token + tokens, present, head, heads, C, channels)
-        prefix, suffix = bottom(gap_to_next, spectrum, PRECISE)
-        for level in range(LEVELS):
-            x1, x2, xs = aged_state(suffix[0], suffix[1], suffix[2], spectrum, x, u, HAS_VU)
-            f1, f2 = row_factors(prefix[0], prefix[1], prefix[2], spectrum, AVERAGE)
-            part = tl.where((bits >> level) == 1, weights, 0.0).to(OPERAND)
-            acc += f1 * product(part, x1.to(OPERAND), PREC)
-            acc += f2 * product(part, x2.to(OPERAND), PREC)
+    HALF: tl.constexpr = TILE // 2
+    for level in range(LOWEST, LEVELS):
+        early, late, until, since, present = halves(
+            level, tile, times, mask_ptr + first_token, length, HAS_MASK, TILE
+        )
+        inverse = meeting_gaps(level, until, since, present, TILE)
+        # fmt: off
+        raw = level_logits(
+            q_ptr, k_ptr, ku_ptr, key_table, first_token, early, late, until, since, present,
+            length, head, heads, HAS_KU, HALF, C, WIDTH, PRECISE, PREC, OPERAND,
+        )
+        # fmt: on
+        logits = tl.where(inverse > 0, raw * inverse * logit_scale, float("-inf"))
+        nearer = tl.load(lse_ptr + plane + late)
+        mass = tl.where(nearer == float("-inf"), 0.0, 1.0)
+        top, mass, weights, keep = soften(nearer, mass, logits)
+        safe = tl.where(mass > 0, mass, 1.0)
+        tl.store(lse_ptr + plane + late, tl.where(mass > 0, top + tl.log2(safe), float("-inf")))
+        unit = 1.0 / safe
+        if AVERAGE:
+            weights *= inverse
+        weights = (weights * unit[:, None]).to(OPERAND)
+        for start in range(0, C, WIDTH):
+            channels = start + tl.arange(0, WIDTH)
+            wide = tl.broadcast_to(channels[None, :], (HALF, WIDTH))
+            form, widest = load_form(value_table, head, C, wide, PRECISE)
+            x = load_tokens(v_ptr, first_token + early, present, head, heads, C, channels)
+            u = x
+            if HAS_VU:
+                u = load_tokens(vu_ptr, first_token + early, present, head, heads, C, channels)
+            g11, ct, g12, i12 = gap_functions(until[:, None], form, widest, PRECISE)
+            x1, x2, xs = state_of(step_matrix(g11, g12, i12, form), x, u, HAS_VU)
+            g11, ct, g12, i12 = gap_functions(since[:, None], form, widest, PRECISE)
+            m = step_matrix(g11, g12, i12, form)
+            f1, f2 = m[0], m[1]
             if AVERAGE:
-                acc += product(part, xs.to(OPERAND), PREC)
-            prefix, suffix = climb(prefix, suffix, spectrum, 1 << level, TILE, WIDTH)
-        store_plane(out_ptr + plane * C, tokens, acc, C, channels)
-        if WRITE:
-            x1, x2, xs = aged_state(suffix[0], suffix[1], suffix[2], spectrum, x, u, HAS_VU)
-            f1, f2 = row_factors(prefix[0], prefix[1], prefix[2], spectrum, AVERAGE)
-            store_plane(value_state + 3 * plane * C, tokens, x1, C, channels)
-            store_plane(value_state + 3 * plane * C + size, tokens, x2, C, channels)
-            store_plane(value_state + 3 * plane * C + 2 * size, tokens, xs, C, channels)
-            store_plane(value_factor + 2 * plane * C, tokens, f1, C, channels)
-            store_plane(value_factor + 2 * plane * C + size, tokens, f2, C, channels)
+                f1, f2 = m[4], m[5]
+            more = f1 * product(weights, x1.to(OPERAND), PREC)
+            more += f2 * product(weights, x2.to(OPERAND), PREC)
+            if AVERAGE:
+                more += product(weights, xs.to(OPERAND), PREC)
+            at = out_ptr + plane * C + late.to(tl.int64)[:, None] * C + wide
+            tl.store(at, tl.load(at) * (keep * unit)[:, None] + more)
+        # What one level wrote the next one reads, by other threads.
+        tl.debug_barrier()

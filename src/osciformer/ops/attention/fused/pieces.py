@@ -141,6 +141,13 @@ def soften(top, mass, logits):
 
 
 @triton.jit
+def row_lse(lse_ptr, rows):
+    """Return logsumexps for use in a backward pass: rows that saw nothing get weights 0."""
+    lse = tl.load(lse_ptr + rows)
+    return tl.where(lse == float("-inf"), float("inf"), lse)
+
+
+@triton.jit
 def time_at(times, index, length):
     """Return times by index, the last one beyond the end."""
     return tl.load(times + tl.minimum(index, length - 1))
