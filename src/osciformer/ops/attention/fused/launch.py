@@ -55,14 +55,12 @@ class Tiling:
         far: The sweep over the spans before it.
         rows: Both in the backward pass, along rows.
         keys: Both in the backward pass, along keys.
-        near_warps: Warps a program of the near kernel, forward and backward.
     """
 
     middle: Stage
     far: Stage
     rows: tuple[Stage, Stage]
     keys: tuple[Stage, Stage]
-    near_warps: tuple[int, int] = (4, 8)
 
 
 def tiling(channels: int, dtype: torch.dtype) -> Tiling:
@@ -99,10 +97,7 @@ def tiling(channels: int, dtype: torch.dtype) -> Tiling:
         Stage(TILE, group, rows, step, narrow, 1, is_split=is_split),
         Stage(SPAN, 0, rows, step, narrow, 1, is_split=is_split),
     )
-    # tf32 products of 64 rows on 8 warps read beyond shared memory (Triton 3.6, seen by
-    # compute-sanitizer in a product of near_backward).
-    near_warps = (4, 8 if dtype == torch.bfloat16 else 4)
-    return Tiling(middle=middle, far=far, rows=back, keys=back, near_warps=near_warps)
+    return Tiling(middle=middle, far=far, rows=back, keys=back)
 
 
 @dataclass(frozen=True)
@@ -205,7 +200,7 @@ class Call:
         shape = (self.num_planes, self.padded)
         return torch.empty(shape, dtype=torch.float32, device=self.q.device)
 
-    def near_options(self, *, is_backward: bool = False) -> dict[str, Any]:
+    def near_options(self) -> dict[str, Any]:
         """Return the arguments of the near kernels that are known when they are compiled."""
         return {
             "HAS_KU": self.key_velocity is not None,
@@ -217,7 +212,8 @@ class Call:
             "LEVELS": TILE.bit_length() - 1,
             "C": self.channels,
             "WIDTH": 16,
-            "num_warps": self.tiling.near_warps[is_backward],
+            # Products of 64 rows on 8 warps have read beyond shared memory (Triton 3.6).
+            "num_warps": 4,
             **self.precision.options,
         }
 

@@ -262,7 +262,7 @@ def _near(
         call.scale,
         HAS_MIDDLE=call.length > TILE,
         HAS_FAR=_has_far(call),
-        **call.near_options(is_backward=True),
+        **call.near_options(),
     )
 
 
