@@ -121,6 +121,8 @@ def check(setting: Setting, value: Any, where: str) -> Any:
     """Return a value of the setting's kind, or say what was expected."""
     if value is None and setting.is_optional:
         return None
+    if value == "auto" and setting.is_automatic:
+        return value
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if setting.kind in ("texts", "numbers"):
         value = tuple(value) if isinstance(value, list | tuple) else (value,)
@@ -142,6 +144,7 @@ def check(setting: Setting, value: Any, where: str) -> Any:
 
 def _complaint(setting: Setting, value: Any, where: str) -> str:
     none = ", or none" if setting.is_optional else ""
+    none = f", auto{none}" if setting.is_automatic else none
     return f"{where} must be {_WANTED[setting.kind]}{none}; got {value!r}"
 
 

@@ -27,6 +27,7 @@ class Setting:
         help: What it means.
         default: What holds if it is not given.
         is_optional: Whether `none` is allowed.
+        is_automatic: Whether `auto` is allowed where a number is wanted.
         tasks: Tasks that it belongs to.
         parameter: Name in Python, if it is another one.
         short: A further flag.
@@ -42,6 +43,7 @@ class Setting:
     parameter: str = ""
     short: str = ""
     panel: str = ""
+    is_automatic: bool = False
 
     @property
     def flag(self) -> str:
@@ -56,6 +58,10 @@ class Setting:
 
 def _in_panel(panel: str, *settings: Setting) -> tuple[Setting, ...]:
     return tuple(replace(setting, panel=panel) for setting in settings)
+
+
+def _automatic(name: str, help: str, **others: Any) -> Setting:
+    return Setting(name, "whole", help, "auto", is_automatic=True, **others)
 
 
 def _column(name: str, kind: Kind, help: str, **others: Any) -> Setting:
@@ -145,14 +151,14 @@ MODEL_SETTINGS = _in_panel(
 TRAINING_SETTINGS = _in_panel(
     TRAINING,
     Setting("seed", "whole", "Decides all that is random.", 0, parameter="random_state"),
-    Setting("max_epochs", "whole", "Most passes over the data.", 15, short="--epochs"),
-    Setting("batch_size", "whole", "Series per step.", 64),
+    _automatic("max_epochs", "Most passes over the data: a number, or auto.", short="--epochs"),
+    _automatic("batch_size", "Series per step: a number, or auto."),
     Setting("learning_rate", "number", "Highest learning rate.", 2e-3),
     Setting("weight_decay", "number", "Weight decay.", 0.02),
     Setting("warmup_fraction", "number", "Part of the steps that warm up.", 0.1),
     Setting("gradient_clip", "number", "Bound on the gradient's norm, or none.", 1.0, True),
     Setting("validation_fraction", "number", "Part kept for early stopping.", 0.1),
-    Setting("patience", "whole", "Epochs without improvement, or none.", 5, True),
+    _automatic("patience", "Epochs without improvement: a number, auto or none.", is_optional=True),
     Setting("monitor", "text", "Metric that picks the best epoch.", "auto"),
     Setting(
         "class_weight",

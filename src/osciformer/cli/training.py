@@ -101,7 +101,7 @@ def _keep_interrupted(estimator: Any, folder: RunFolder, checkpoint: Path | None
     _write_result(estimator, folder.path, is_finished=False)
     folder.close()
     typer.echo(
-        f"interrupted after {estimator.n_iter_} of {estimator.max_epochs} epochs; the checkpoint "
+        f"interrupted after epoch {estimator.n_iter_}; the checkpoint "
         f"and the best model so far are in {folder.path}. Go on with: "
         f"osciformer fit --resume -o {folder.path}",
         err=True,

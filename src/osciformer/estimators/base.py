@@ -18,6 +18,7 @@ from osciformer.data.series import IrregularSeries
 from osciformer.data.time_axis import TimeAxis
 from osciformer.data.transforms import SeriesTransform
 from osciformer.estimators import inputs
+from osciformer.estimators.automatic import LARGEST_BATCH, Auto, training_length
 from osciformer.estimators.data_access import names_and_axis
 from osciformer.estimators.inputs import SeriesData
 from osciformer.saving import ModelFileError, load_model, save_model
@@ -54,13 +55,15 @@ class SeriesEstimator(BaseEstimator):
         clip: Bound on the absolute scaled input, against outliers; None for no bound.
         learning_rate: Highest learning rate.
         weight_decay: Weight decay.
-        batch_size: Series per step.
-        max_epochs: Most passes over the training series.
+        batch_size: Series per step, or `auto`: about an eighth of the series, 8 to 64.
+        max_epochs: Most passes over the training series, or `auto`: 15, or more (up to 200) where
+            these are fewer than 600 steps.
         warmup_fraction: Part of the steps in which the learning rate rises.
         gradient_clip: Bound on the norm of the gradient, or None.
         validation_fraction: Part of the training series that is kept for early stopping, unless
             `fit` is given validation data; 0 for none, and then the last epoch's weights stay.
-        patience: Epochs without improvement after which training stops; None for no stopping.
+        patience: Epochs without improvement after which training stops; None for no stopping,
+            `auto` for a quarter of `max_epochs`, at least 5.
         monitor: Validation metric that picks the best epoch, or `auto`.
         precision: `32-true`, `bf16-mixed` or `16-mixed`.
         accelerator: `auto`, `cpu` or `gpu`.
@@ -99,12 +102,12 @@ class SeriesEstimator(BaseEstimator):
     clip: float | None = 6.0
     learning_rate: float = 2e-3
     weight_decay: float = 0.02
-    batch_size: int = 64
-    max_epochs: int = 15
+    batch_size: int | Auto = "auto"
+    max_epochs: int | Auto = "auto"
     warmup_fraction: float = 0.1
     gradient_clip: float | None = 1.0
     validation_fraction: float = 0.1
-    patience: int | None = 5
+    patience: int | Auto | None = "auto"
     monitor: str = "auto"
     precision: str = "32-true"
     accelerator: str = "auto"
@@ -223,16 +226,22 @@ class SeriesEstimator(BaseEstimator):
         return data
 
     def _draw_seed(self) -> int:
-        if self.random_state is None and num_processes(self._train_config(0)) > 1:
+        if self.random_state is None and num_processes(self._train_config(0, 1)) > 1:
             raise ValueError(
                 "random_state must be a number when several processes train together, so that "
                 "all of them split the series in the same way"
             )
         return int(check_random_state(self.random_state).randint(2**31 - 1))
 
-    def _train_config(self, seed: int) -> TrainConfig:
+    def _train_config(self, seed: int, num_series: int) -> TrainConfig:
         names = set(TrainConfig.__dataclass_fields__) & set(self._get_param_names())
-        return TrainConfig.from_dict({name: getattr(self, name) for name in names} | {"seed": seed})
+        length = training_length(num_series, self.batch_size, self.max_epochs, self.patience)
+        settings = {name: getattr(self, name) for name in names} | length._asdict()
+        return TrainConfig.from_dict(settings | {"seed": seed})
+
+    @property
+    def _prediction_batch(self) -> int:
+        return LARGEST_BATCH if isinstance(self.batch_size, str) else self.batch_size
 
     def _model_settings(self) -> dict[str, Any]:
         """Return the settings that the configurations of all models share."""

@@ -62,13 +62,13 @@ class QueryEstimator(SeriesEstimator):
         """
         data = self._first_look(X)
         seed = self._draw_seed()
-        config = self._train_config(seed)
         levels = self._check_quantiles()
         self._set_columns()
         weight = inputs.check_weight(sample_weight, len(data))
         fraction = 0.0 if validation_data is not None else self.validation_fraction
         generator = np.random.default_rng(seed)
         train_index, validation_index = random_split(len(data), fraction, generator)
+        config = self._train_config(seed, len(train_index))
         train = data_access.take(data, train_index)
         watched = data_access.take(data, validation_index) if len(validation_index) else None
         if validation_data is not None:
@@ -93,14 +93,14 @@ class QueryEstimator(SeriesEstimator):
             data_access.make_source(
                 train,
                 self.transform_,
-                self.batch_size,
+                config.batch_size,
                 weight=None if weight is None else weight[train_index],
                 **shared,
             ),
             None
             if watched is None
             else data_access.make_source(
-                watched, self.transform_, self.batch_size, shuffle=False, **shared
+                watched, self.transform_, config.batch_size, shuffle=False, **shared
             ),
             config,
         )
@@ -139,7 +139,9 @@ class QueryEstimator(SeriesEstimator):
             series: Scaled series, as the model sees them.
             asked: As many series, whose times are the query times.
         """
-        source = SeriesSource(series, self.batch_size, draw=lambda s, _: (s, asked), shuffle=False)
+        source = SeriesSource(
+            series, self._prediction_batch, draw=lambda s, _: (s, asked), shuffle=False
+        )
         shape = len(asked.times), len(self.target_names_), len(self.quantiles)
         found = np.empty(shape, dtype=np.float32)
         is_target = self._columns.is_target

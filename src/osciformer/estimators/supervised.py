@@ -60,8 +60,8 @@ class SupervisedEstimator(SeriesEstimator):
             seed: Decides everything random.
         """
         weight = inputs.check_weight(sample_weight, len(data))
-        config = self._train_config(seed)
         train_index, validation_index = split
+        config = self._train_config(seed, len(train_index))
         train_data = data_access.take(data, train_index)
         if validation is None and len(validation_index):
             validation = data_access.take(data, validation_index), numbers[validation_index]
@@ -78,7 +78,7 @@ class SupervisedEstimator(SeriesEstimator):
         train_source = data_access.make_source(
             train_data,
             self.transform_,
-            self.batch_size,
+            config.batch_size,
             labels=numbers[train_index],
             weight=None if weight is None else weight[train_index],
             **shared,
@@ -88,7 +88,7 @@ class SupervisedEstimator(SeriesEstimator):
             validation_source = data_access.make_source(
                 validation[0],
                 self.transform_,
-                self.batch_size,
+                config.batch_size,
                 labels=validation[1],
                 shuffle=False,
                 **shared,
@@ -118,7 +118,9 @@ class SupervisedEstimator(SeriesEstimator):
         data = self._look_again(X)
         parts = []
         for chunk in data_access.chunks(data):
-            source = data_access.make_source(chunk, self.transform_, self.batch_size, shuffle=False)
+            source = data_access.make_source(
+                chunk, self.transform_, self._prediction_batch, shuffle=False
+            )
             found = np.empty((len(chunk), self.model_.config.output_dim), dtype=np.float32)
             for batch, output in predict(
                 self.model_,
