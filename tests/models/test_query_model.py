@@ -22,7 +22,7 @@ def make(backbone: str = "osciformer", direction: str = "causal", **settings) ->
     sizes = {"input_dim": FEATURES, "static_dim": STATIC, "dim": 8, "quantiles": QUANTILES}
     config = QueryModelConfig(**{**sizes, "backbone": backbone, "direction": direction, **settings})
     batch = make_batch()
-    return QueryModel.from_config(config).fit_time_scale(batch.times, batch.mask).eval()
+    return QueryModel(config).fit_time_scale(batch.times, batch.mask).eval()
 
 
 def stir(model: QueryModel) -> QueryModel:

@@ -21,7 +21,7 @@ def make(backbone: str = "osciformer", **settings) -> SeriesModel:
     options = {"backbone_options": COARSE.get(backbone, {})}
     config = SeriesModelConfig(**{**sizes, **options, "backbone": backbone, **settings})
     batch = make_batch()
-    return SeriesModel.from_config(config).fit_time_scale(batch.times, batch.mask).eval()
+    return SeriesModel(config).fit_time_scale(batch.times, batch.mask).eval()
 
 
 @pytest.mark.parametrize("skip", [False, True], ids=["plain", "skip"])

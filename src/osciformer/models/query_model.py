@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Self
-
 import torch
 from torch import nn
 from torch.nn import functional
 
-from osciformer._types import Bool, Float, Tensor
+from osciformer._types import Float, Tensor
 from osciformer.models.anchors import Anchors, find_anchors, num_anchor_columns
 from osciformer.models.factory import make_backbone
 from osciformer.models.inputs import SeriesInputs, static_columns
 from osciformer.models.task_batch import QueryBatch
 from osciformer.models.task_config import QueryModelConfig
+from osciformer.models.task_model import TaskModel
 from osciformer.nn.checks import check_reads
 from osciformer.ops.padding import clean_times
 
@@ -25,7 +24,7 @@ _FIRST_SPREAD = 0.5
 _FIRST_WEIGHTS = 1e-3
 
 
-class QueryModel(nn.Module):
+class QueryModel(TaskModel):
     r"""Quantiles of every feature at any time, as corrections of what a simple method says.
 
     A backbone encodes the series and is read at the query times. From a read and from all that is
@@ -83,32 +82,6 @@ class QueryModel(nn.Module):
         self._middle = min(
             range(len(config.quantiles)), key=lambda n: abs(config.quantiles[n] - 0.5)
         )
-
-    @classmethod
-    def from_config(cls, config: QueryModelConfig) -> Self:
-        """Return the model of a configuration."""
-        return cls(config)
-
-    def fit_time_scale(
-        self,
-        times: Float[Tensor, "B N"],
-        mask: Bool[Tensor, "B N"] | None = None,
-        generator: torch.Generator | None = None,
-    ) -> Self:
-        """Set the unit of time, the unit of ages, and frequencies that come from the data.
-
-        Args:
-            times: Times of the training set, or of a fair sample. Where no series has two distinct
-                times, nothing is changed.
-            mask: True where an observation is present.
-            generator: Source of randomness of the spectra.
-
-        Returns:
-            This model.
-        """
-        self.inputs.age_scale.fit(times, mask)
-        self.backbone.fit_time_scale(times, mask, generator)
-        return self
 
     def forward(self, batch: QueryBatch) -> Float[Tensor, "B M F Q"]:
         """Return the quantiles of each feature at `batch.query_times`, not decreasing in Q.

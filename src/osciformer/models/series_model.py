@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Self
-
 import torch
 from torch import nn
 
-from osciformer._types import Bool, Float, Tensor
+from osciformer._types import Float, Tensor
 from osciformer.models.factory import make_backbone
 from osciformer.models.inputs import SeriesInputs, static_columns
 from osciformer.models.pooling import NUM_STATISTICS, pool_states, summarise_series
 from osciformer.models.task_batch import SeriesBatch
 from osciformer.models.task_config import SeriesModelConfig
+from osciformer.models.task_model import TaskModel
 
 
-class SeriesModel(nn.Module):
+class SeriesModel(TaskModel):
     """Class logits or real outputs of whole series.
 
     Values, last known values and their ages become tokens, a backbone encodes them, their states
@@ -52,32 +51,6 @@ class SeriesModel(nn.Module):
             nn.Dropout(config.dropout),
             nn.Linear(config.dim, config.output_dim),
         )
-
-    @classmethod
-    def from_config(cls, config: SeriesModelConfig) -> Self:
-        """Return the model of a configuration."""
-        return cls(config)
-
-    def fit_time_scale(
-        self,
-        times: Float[Tensor, "B N"],
-        mask: Bool[Tensor, "B N"] | None = None,
-        generator: torch.Generator | None = None,
-    ) -> Self:
-        """Set the unit of time, the unit of ages, and frequencies that come from the data.
-
-        Args:
-            times: Times of the training set, or of a fair sample. Where no series has two distinct
-                times, nothing is changed.
-            mask: True where an observation is present.
-            generator: Source of randomness of the spectra.
-
-        Returns:
-            This model.
-        """
-        self.inputs.age_scale.fit(times, mask)
-        self.backbone.fit_time_scale(times, mask, generator)
-        return self
 
     def forward(self, batch: SeriesBatch) -> Float[Tensor, "B O"]:
         """Return the outputs; a series without observations has only its static features."""
