@@ -103,12 +103,20 @@ def test_kernels_err_as_plain_pytorch_does(case):
     assert_within(found, yardstick, dtype)
 
 
-# Within spans this is `blocked` in float32, between them the kernels: 5e-6 was seen without a GPU.
-@pytest.mark.parametrize("query", ["linear", "ridge", "learned"])
-def test_shared_paths_equal_blocked(query):
-    x = make_inputs(
-        1, 1500, heads=2, channels=32, dtype=FP32, times=uneven_times(1, 1500), device=DEVICE
-    )
+@pytest.mark.parametrize(
+    ("query", "channels", "dtype", "limit"),
+    [
+        ("linear", 32, FP32, 1e-4),
+        ("ridge", 32, FP32, 1e-4),
+        ("learned", 32, FP32, 1e-4),
+        ("linear", 64, FP32, 1e-4),
+        ("linear", 64, BF16, 3e-2),
+        ("ridge", 32, BF16, 3e-2),
+    ],
+)
+def test_shared_paths_equal_blocked(query, channels, dtype, limit):
+    times = uneven_times(1, 1500)
+    x = make_inputs(1, 1500, heads=2, channels=channels, dtype=dtype, times=times, device=DEVICE)
     g = torch.Generator().manual_seed(1)
     if query != "linear":
         x["bank"] = torch.tensor([0.3, 2.0, 20.0], dtype=torch.float64, device=DEVICE)
@@ -118,7 +126,7 @@ def test_shared_paths_equal_blocked(query):
     want = run(exact(x), backend="blocked", query=query)
     found = errors(run(x, backend="triton", query=query), want)
     print(query, {name: f"{e:.1e}" for name, e in found.items()})
-    assert max(found.values()) <= 1e-4, found
+    assert max(found.values()) <= limit, found
 
 
 def usual_inputs(seed=0, **options):

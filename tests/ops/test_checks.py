@@ -249,10 +249,11 @@ def test_auto_goes_by_device_and_dtype(is_there, monkeypatch):
         device = torch.device("cuda")
 
     spectra = {role: (OnCuda(), OnCuda()) for role in ("key", "value")}
-    assert choose_backend("auto", None, spectra)[0] == "blocked"
-    name, reason = choose_backend("auto", None, spectra, torch.bfloat16)
-    assert name == ("triton" if is_there else "blocked")
-    assert reason
+    assert choose_backend("auto", None, spectra, torch.float64)[0] == "blocked"
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        name, reason = choose_backend("auto", None, spectra, dtype)
+        assert name == ("triton" if is_there else "blocked")
+        assert reason
     assert choose_backend("auto", None, spectra_of(make_case(1, 3)))[0] == "blocked"
 
 

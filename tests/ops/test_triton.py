@@ -144,10 +144,26 @@ def test_two_spans():
 @pytest.mark.parametrize("value", ["average", "point"])
 def test_every_stage_with_ties_and_a_mask(value, monkeypatch):
     # Spans of two tiles: the far stage starts at the third one. Ties straddle its border.
-    monkeypatch.setattr("osciformer.ops.attention.fused.launch.SPAN", 128)
+    monkeypatch.setattr("osciformer.ops.attention.fused.tiling.SPAN", 128)
     times = tied_times(140, [(60, 66), (120, 131), (135, 137)])
     mask = torch.arange(140)[None] % 5 != 1
     check(make_inputs(1, 140, times=times), judge="blocked", value=value, mask=mask)
+
+
+def test_spans_of_spans_in_long_series(monkeypatch):
+    # Spans of two tiles, then of four: both are needed from 513 tokens on.
+    monkeypatch.setattr("osciformer.ops.attention.fused.tiling.SPAN", 128)
+    monkeypatch.setattr("osciformer.ops.attention.fused.tiling.WIDE", 2)
+    times = tied_times(530, [(120, 131), (250, 260), (511, 512)])
+    mask = torch.arange(530)[None] % 5 != 1
+    check(make_inputs(1, 530, times=times), judge="blocked", mask=mask)
+
+
+@pytest.mark.parametrize(("batch", "heads"), [(3, 1), (1, 3), (2, 2)])
+def test_parts_of_a_large_call(batch, heads, monkeypatch):
+    monkeypatch.setattr("osciformer.ops.attention.fused.launch._MANY_ROWS", 1)
+    mask = torch.arange(70).expand(batch, 70) % 5 != torch.arange(batch)[:, None]
+    check(make_inputs(batch, 70, heads=heads), judge="blocked", mask=mask)
 
 
 @pytest.mark.parametrize(("channels", "length"), [(32, 17), (64, 65), (128, 17)])

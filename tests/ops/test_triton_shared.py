@@ -53,7 +53,7 @@ def path_inputs(query, *args, **options):
 @pytest.fixture
 def short_spans(monkeypatch):
     """Make two tiles a span, so that three spans are a short series."""
-    monkeypatch.setattr(launch, "SPAN", 128)
+    monkeypatch.setattr("osciformer.ops.attention.fused.tiling.SPAN", 128)
 
 
 @pytest.fixture(autouse=True)

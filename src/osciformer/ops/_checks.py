@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -44,28 +44,88 @@ def can_look(x: Tensor) -> bool:
     return not (x.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
-def check_times(name: str, times: Tensor, mask: Tensor | None) -> None:
+class Doubts:
+    """Questions about values, answered by one look at the device.
+
+    Reading a value makes the host wait for the device. Where what follows bears bad values, `send`
+    asks before it and `settle` reads the answer after it: meanwhile the host went on.
+    """
+
+    def __init__(self) -> None:
+        self._questions: list[tuple[Tensor, Callable[[], None]]] = []
+        self._answer: tuple[Tensor, torch.cuda.Event | None] | None = None
+
+    def ask(self, is_bad: Tensor, complain: Callable[[], None]) -> None:
+        """Note a question: if `is_bad`, a bool scalar on any device, `complain` shall raise."""
+        self._questions.append((is_bad, complain))
+
+    def send(self) -> None:
+        """Let the device answer without waiting for it."""
+        if not self._questions:
+            return
+        answer = torch.stack([is_bad for is_bad, _ in self._questions])
+        if not answer.is_cuda:
+            self._answer = answer, None
+            return
+        answer = answer.to("cpu", non_blocking=True)
+        is_there = torch.cuda.Event()
+        is_there.record()
+        self._answer = answer, is_there
+
+    def settle(self) -> None:
+        """Wait for the answers; complain if one of them is bad."""
+        if self._answer is None:
+            self.send()
+        if self._answer is None:
+            return
+        answer, is_there = self._answer
+        if is_there is not None:
+            is_there.synchronize()
+        for is_bad, (_, complain) in zip(answer.tolist(), self._questions, strict=True):
+            if is_bad:
+                complain()
+
+
+def check_times(
+    name: str, times: Tensor, mask: Tensor | None, doubts: Doubts | None = None
+) -> None:
     """Refuse times of present tokens that are not finite or that decrease.
 
     Args:
         name: Argument to name in the message.
         times: ``[B, N]``.
         mask: ``[B, N]`` bool, True = present, or None. Absent tokens may hold anything.
+        doubts: Where to put the question; None refuses at once.
     """
     if not can_look(times) or times.numel() == 0:
         return
     t = times.detach()
+    if mask is None:
+        is_good = torch.isfinite(t).all() & (t[:, 1:] >= t[:, :-1]).all()
+    else:
+        is_good = ~torch.stack(_strange_and_early(t, mask)[:2]).any()
+    asked = Doubts() if doubts is None else doubts
+    asked.ask(~is_good, lambda: _refuse_times(name, t, mask))
+    if doubts is None:
+        asked.settle()
+
+
+def _strange_and_early(t: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return which times are not finite, which are too early, present times, what they must reach.
+
+    All are ``[B, N]``.
+    """
     present = torch.ones_like(t, dtype=torch.bool) if mask is None else mask
-    is_strange = present & ~torch.isfinite(t)
     # The largest present time so far, shifted by one, is what each present time must reach.
     filled = torch.where(present, t, float("-inf"))
     before = torch.nn.functional.pad(
         filled.cummax(dim=1).values[:, :-1], (1, 0), value=float("-inf")
     )
-    is_early = present & (t < before)
-    # One look at the device where all is well.
-    if not bool((is_strange | is_early).any()):
-        return
+    return present & ~torch.isfinite(t), present & (t < before), filled, before
+
+
+def _refuse_times(name: str, t: Tensor, mask: Tensor | None) -> None:
+    is_strange, is_early, filled, before = _strange_and_early(t, mask)
     if bool(is_strange.any()):
         b, n = _first(is_strange)
         raise ValueError(
@@ -81,13 +141,14 @@ def check_times(name: str, times: Tensor, mask: Tensor | None) -> None:
     )
 
 
-def check_spectra(spectra: Mapping[str, Tensor], heads: int, channels: int) -> None:
+def check_spectra(spectra: Mapping[str, Tensor], heads: int, channels: int, doubts: Doubts) -> None:
     """Refuse frequencies and damping ratios that are negative, NaN or infinite.
 
     Args:
         spectra: Tensors ``[H, C]`` by the name of their argument.
         heads: H.
         channels: C.
+        doubts: Where to put the question.
     """
     for name, x in spectra.items():
         check_float(name, x)
@@ -97,17 +158,18 @@ def check_spectra(spectra: Mapping[str, Tensor], heads: int, channels: int) -> N
         return
     together = torch.stack([x.double() for x in tensors])
     is_fine = (together >= 0) & torch.isfinite(together)
-    # One look at the device where all is well.
-    if bool(is_fine.all()):
-        return
-    for (name, x), fine in zip(spectra.items(), is_fine, strict=True):
-        if not bool(fine.all()):
-            h, c = _first(~fine)
-            is_omega = name.endswith("omega")
-            what = "a frequency above 0 (or 0, a free particle)" if is_omega else "at least 0"
-            raise ValueError(
-                f"{name} must be finite and {what}; {name}[{h}, {c}] = {x[h, c].item()}"
-            )
+
+    def complain() -> None:
+        for (name, x), fine in zip(spectra.items(), is_fine, strict=True):
+            if not bool(fine.all()):
+                h, c = _first(~fine)
+                is_omega = name.endswith("omega")
+                what = "a frequency above 0 (or 0, a free particle)" if is_omega else "at least 0"
+                raise ValueError(
+                    f"{name} must be finite and {what}; {name}[{h}, {c}] = {x[h, c].item()}"
+                )
+
+    doubts.ask(~is_fine.all(), complain)
 
 
 def check_mask(name: str, mask: Tensor, shape: tuple[int, int]) -> None:

@@ -59,9 +59,8 @@ def choose_backend(
         for role, (omega, zeta) in spectra.items():
             if is_resonant(drive, role, omega, zeta):
                 return "reference", f"the drive is in undamped resonance with a {role} channel"
-    # Of the kernels' precisions, only this one has passed all its tests on a GPU so far.
-    if device.type == "cuda" and dtype == torch.bfloat16 and fused.missing(device) is None:
-        return "triton", "kernels for bfloat16 on CUDA; what they do not serve runs on 'blocked'"
+    if device.type == "cuda" and dtype in fused.DTYPES and fused.missing(device) is None:
+        return "triton", "kernels for CUDA; what they do not serve runs on 'blocked'"
     return "blocked", "exact and fast on any device"
 
 

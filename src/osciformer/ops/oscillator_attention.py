@@ -14,6 +14,7 @@ from osciformer.ops._checks import (
     DIRECTIONS,
     QUERIES,
     VALUES,
+    Doubts,
     check_choice,
     check_float,
     check_mask,
@@ -114,9 +115,9 @@ def oscillator_attention(
             in a fit.
         scale: Factor of the logits; None is $1/\sqrt C$.
         backend: ``auto`` is ``blocked``; ``reference`` for a drive in resonance with an undamped
-            channel; ``triton`` for bfloat16 tokens on a CUDA device. The environment variable
-            OSCIFORMER_BACKEND replaces it. `choose_backend` says which one a call gets. What
-            ``triton`` has no kernel for runs on ``blocked``, and a warning says so once.
+            channel; ``triton`` for tokens on a CUDA device, float64 excepted. The environment
+            variable OSCIFORMER_BACKEND replaces it. `choose_backend` says which one a call gets.
+            What ``triton`` has no kernel for runs on ``blocked``, and a warning says so once.
         return_weights: Also return the weights (memory M times N). They carry gradients from
             ``oracle`` and ``reference``; those of ``blocked`` are detached.
         key_equilibrium: Rest position of each key, the paper's $c_i$; None is 0.
@@ -157,12 +158,13 @@ def oscillator_attention(
     check_choice("query", query, QUERIES)
     check_choice("value", value, VALUES)
     check_choice("direction", direction, DIRECTIONS)
-    _check_tensors(q, tensors, per_key, spectra, mask, drive, query)
+    doubts = Doubts()
+    _check_tensors(q, tensors, per_key, spectra, mask, drive, query, doubts)
     is_self = query_times is key_times
-    check_times("key_times", key_times, mask)
+    check_times("key_times", key_times, mask, doubts)
     query_mask = _query_mask(query_times, key_times, mask)
     if not is_self:
-        check_times("query_times", query_times, query_mask)
+        check_times("query_times", query_times, query_mask, doubts)
 
     batch, num_rows = query_times.shape
     num_keys, num_heads, channels = k.shape[1:]
@@ -172,7 +174,13 @@ def oscillator_attention(
         {"key": (key_omega, key_zeta), "value": (value_omega, value_zeta)},
         k.dtype,
     )
+    # The kernels bear any values: the answer is read when they are queued.
+    if name == "triton":
+        doubts.send()
+    else:
+        doubts.settle()
     if num_rows == 0 or num_keys == 0 or batch == 0:
+        doubts.settle()
         out = v.new_zeros(batch, num_rows, num_heads, channels)
         weights = v.new_zeros(batch, num_heads, num_rows, num_keys)
         return (out, weights) if return_weights else out
@@ -231,6 +239,8 @@ def oscillator_attention(
             later_out.flip(1).to(lse.dtype),
             later_lse.flip(2).transpose(1, 2),
         )[0].to(out.dtype)
+    if name == "triton":
+        doubts.settle()
     if return_weights:
         assert weights is not None
         return out, weights
@@ -245,6 +255,7 @@ def _check_tensors(
     mask: Tensor | None,
     drive: Drive | None,
     query: str,
+    doubts: Doubts,
 ) -> None:
     for name, x in tensors.items():
         check_float(name, x)
@@ -267,7 +278,7 @@ def _check_tensors(
         if extra is not None:
             check_float(name, extra)
             check_shape(name, extra, shape, "[B, N, H, C]")
-    check_spectra(spectra, num_heads, channels)
+    check_spectra(spectra, num_heads, channels, doubts)
     if mask is not None:
         check_mask("mask", mask, (batch, num_keys))
     if drive is not None:

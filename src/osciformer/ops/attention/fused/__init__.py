@@ -1,5 +1,5 @@
-"""The Triton backend: exact attention over `hold` queries at the cost of flash attention."""
+"""The Triton backend: exact continuous-time attention in the manner of flash attention."""
 
-from osciformer.ops.attention.fused.attend import attend, is_available, missing
+from osciformer.ops.attention.fused.attend import DTYPES, attend, is_available, missing
 
-__all__ = ["attend", "is_available", "missing"]
+__all__ = ["DTYPES", "attend", "is_available", "missing"]

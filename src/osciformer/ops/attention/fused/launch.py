@@ -1,4 +1,4 @@
-"""Tile sizes, buffers and launches of the kernels."""
+"""Buffers and launches of the kernels."""
 
 from __future__ import annotations
 
@@ -11,93 +11,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from osciformer.ops.attention.fused.attend import SPAN, is_interpreted
+from osciformer.ops.attention.fused.attend import is_interpreted
 from osciformer.ops.attention.fused.closed_form import NUM_PLANES, build_table
 from osciformer.ops.attention.fused.near_launch import run_near
-from osciformer.ops.attention.fused.spans import set_up, span_matrices
+from osciformer.ops.attention.fused.spans import set_up, span_matrices, span_times
 from osciformer.ops.attention.fused.sweep_forward import sweep_forward
+from osciformer.ops.attention.fused.tiling import TILE, Stage, reaching, tiling
 
-#: Tokens of a tile, within which pairs are near; also the spans of the middle stage.
-TILE = 64
-
-
-@dataclass(frozen=True)
-class Stage:
-    """How one stage of the sweep is cut.
-
-    Attributes:
-        span: Keys with one reference time.
-        group: Spans a row may meet at this stage, its own and those before; 0 is all.
-        rows: Rows a program; divides `span`.
-        step: Keys at a time.
-        warps: Warps a program.
-        stages: Depth of the pipeline.
-        registers: Limit of registers a thread, so that more programs share a processor.
-        is_split: Whether the backward pass along keys takes keys and values in turn.
-    """
-
-    span: int
-    group: int
-    rows: int
-    step: int
-    warps: int
-    stages: int
-    registers: int | None = None
-    is_split: bool = False
-
-
-@dataclass(frozen=True)
-class Tiling:
-    """How a head size is cut.
-
-    Attributes:
-        middle: The sweep over the tiles of a row's own span.
-        far: The sweep over the spans before it.
-        rows: Both in the backward pass, along rows.
-        keys: Both in the backward pass, along keys.
-    """
-
-    middle: Stage
-    far: Stage
-    rows: tuple[Stage, Stage]
-    keys: tuple[Stage, Stage]
-
-
-def tiling(channels: int, dtype: torch.dtype) -> Tiling:
-    """Return the tile sizes for a head size and the dtype of the products."""
-    group, narrow = SPAN // TILE, 4 if channels <= 32 else 8
-    if dtype == torch.bfloat16 and channels <= 32:
-        return Tiling(
-            middle=Stage(TILE, group, TILE, 64, 4, 2),
-            far=Stage(SPAN, 0, 64, 64, 4, 2, registers=168),
-            rows=(Stage(TILE, group, TILE, 64, 4, 2), Stage(SPAN, 0, 64, 64, 4, 2)),
-            keys=(
-                Stage(TILE, group, TILE, 64, 4, 1, is_split=True),
-                Stage(SPAN, 0, 128, 64, 8, 2),
-            ),
-        )
-    if dtype == torch.bfloat16 and channels == 64:
-        return Tiling(
-            middle=Stage(TILE, group, TILE, 64, 8, 2),
-            far=Stage(SPAN, 0, 128, 64, 8, 3),
-            rows=(Stage(TILE, group, TILE, 32, 4, 1), Stage(SPAN, 0, 64, 32, 4, 2)),
-            keys=(
-                Stage(TILE, group, TILE, 64, 8, 1),
-                Stage(SPAN, 0, 64, 32, 4, 2, is_split=True),
-            ),
-        )
-    # Twice the channels or twice the bytes: smaller steps, so that all fits.
-    is_huge = channels == 128 and dtype != torch.bfloat16
-    rows, step = 32 if is_huge else 64, 32 if channels >= 64 else 64
-    middle = Stage(TILE, group, rows, step, narrow, 1)
-    far = Stage(SPAN, 0, rows, step, narrow, 1)
-    step = step if dtype == torch.bfloat16 or channels <= 32 else 16
-    is_split = channels >= 64
-    back = (
-        Stage(TILE, group, rows, step, narrow, 1, is_split=is_split),
-        Stage(SPAN, 0, rows, step, narrow, 1, is_split=is_split),
-    )
-    return Tiling(middle=middle, far=far, rows=back, keys=back)
+# Rows of all heads and series from which on a call is done in two parts.
+_MANY_ROWS = 2**17
 
 
 @dataclass(frozen=True)
@@ -160,6 +82,8 @@ def spectrum_tables(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
 class Call:
     """One call: tokens ``[B, N, H, C]`` that share their times, and what does not change.
 
+    Tokens are contiguous, or a part of the heads of one series that are.
+
     Where all rows share the query's path, `moment` ``[B H, 2, padded, C]`` float32 are its
     integrals over the gaps after the tokens (`path_pieces`), and `q` is the path at the tokens.
     """
@@ -184,6 +108,33 @@ class Call:
         self.tiling = tiling(self.channels, self.precision.operand)
         self.num_planes = self.batch * self.heads
         self.padded = padded_length(self.length, self.channels, self.q.dtype)
+        # Tokens of one head are that many heads apart.
+        self.stride = self.q.stride(1) // self.channels
+        self._span_times: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def part(self, series: slice, heads: slice) -> Call:
+        """Return the call for some of the series, or for some heads of the only one."""
+        q, k, v, key_velocity, value_velocity = (
+            None if x is None else x[series, :, heads]
+            for x in (self.q, self.k, self.v, self.key_velocity, self.value_velocity)
+        )
+        assert q is not None
+        assert k is not None
+        assert v is not None
+        return Call(
+            q,
+            k,
+            v,
+            key_velocity,
+            value_velocity,
+            self.times[series],
+            None if self.mask is None else self.mask[series],
+            self.key_table[heads],
+            self.value_table[heads],
+            self.scale,
+            self.is_average,
+            self.is_strict,
+        )
 
     @property
     def logit_scale(self) -> float:
@@ -200,6 +151,30 @@ class Call:
         shape = (self.num_planes, self.padded)
         return torch.empty(shape, dtype=torch.float32, device=self.q.device)
 
+    def span_times(self, span: int) -> tuple[Tensor, Tensor]:
+        """Return times from the start and to the end of the tokens' spans, in units of logits.
+
+        Both are ``[B, padded]`` float32.
+        """
+        if span not in self._span_times:
+            shape, rows = (self.batch, self.padded), 256
+            age, rest = (
+                torch.empty(shape, dtype=torch.float32, device=self.q.device) for _ in range(2)
+            )
+            span_times[(triton.cdiv(self.padded, rows), self.batch)](
+                self.times,
+                age,
+                rest,
+                self.length,
+                self.padded,
+                1.0 / self.logit_scale,
+                SPAN=span,
+                ROWS=rows,
+                num_warps=4,
+            )
+            self._span_times[span] = age, rest
+        return self._span_times[span]
+
     def near_options(self) -> dict[str, Any]:
         """Return the arguments of the near kernels that are known when they are compiled."""
         return {
@@ -212,8 +187,9 @@ class Call:
             "LEVELS": TILE.bit_length() - 1,
             "C": self.channels,
             "WIDTH": 16,
-            # Products of 64 rows on 8 warps have read beyond shared memory (Triton 3.6).
-            "num_warps": 4,
+            # Products of 64 rows on 8 warps, and from 64 channels on on 4, have read beyond shared
+            # memory (Triton 3.6).
+            "num_warps": 4 if self.channels <= 32 else 2,
             **self.precision.options,
         }
 
@@ -274,7 +250,7 @@ def fill_set_up(call: Call, stage: Stage, prepared: Prepared) -> None:
             factor,
             call.length,
             call.padded,
-            call.heads,
+            call.stride,
             HAS_U=u is not None,
             HAS_MASK=call.mask is not None,
             AVERAGE=is_average,
@@ -305,7 +281,7 @@ def fill_matrices(call: Call, stage: Stage, prepared: Prepared, planes: int = 6)
             table,
             matrix,
             call.length,
-            call.heads,
+            call.stride,
             SPAN=stage.span,
             GROUP=group,
             PLANES=planes,
@@ -348,6 +324,7 @@ def run_sweep(
     sweep_forward[(triton.cdiv(call.length, stage.rows), call.heads, call.batch)](
         call.q,
         call.times,
+        call.span_times(stage.span)[1],
         call.mask_or_times,
         prepared.key_state,
         prepared.value_state,
@@ -360,24 +337,51 @@ def run_sweep(
         acc if out is None else out,
         call.length,
         call.padded,
-        call.heads,
+        call.stride,
         call.logit_scale,
         IS_LAST=out is not None,
         **sweep_options(call, stage),
     )
 
 
+def cut_in_parts(call: Call) -> list[tuple[slice, slice]]:
+    """Return series and heads that are done one after another, so that they share memory.
+
+    Two parts, each of enough rows to keep the device busy; fewer rows are one.
+    """
+    num_series, num_heads = call.batch, call.heads
+    if num_series * num_heads * call.padded < _MANY_ROWS or num_series * num_heads == 1:
+        return [(slice(None), slice(None))]
+    if num_series > 1:
+        return [(piece, slice(None)) for piece in _halves(num_series)]
+    return [(slice(None), piece) for piece in _halves(num_heads)]
+
+
+def _halves(count: int) -> tuple[slice, slice]:
+    half = (count + 1) // 2
+    return slice(0, half), slice(half, count)
+
+
+def planes_of(x: Tensor, call: Call, series: slice, heads: slice) -> Tensor:
+    """Return the part of ``[B H, ...]`` that belongs to a part of a call."""
+    return x.unflatten(0, (call.batch, call.heads))[series, heads].flatten(0, 1)
+
+
 def run_forward(call: Call) -> tuple[Tensor, Tensor]:
     """Return output ``[B, N, H, C]`` and logsumexp to base 2, ``[B H, padded]``."""
-    acc, lse, out = call.buffer(1, torch.float32), call.per_row(), torch.empty_like(call.q)
-    prepared = empty_set_up(call)
-    run_near(call, prepared, acc, lse)
-    middle, far = call.tiling.middle, call.tiling.far
-    fill_matrices(call, middle, prepared)
-    has_far = call.length > far.span
-    run_sweep(call, middle, prepared, acc, lse, None if has_far else out)
-    if has_far:
-        fill_set_up(call, far, prepared)
-        fill_matrices(call, far, prepared)
-        run_sweep(call, far, prepared, acc, lse, out)
+    lse, out = call.per_row(), torch.empty_like(call.q)
+    for part in cut_in_parts(call):
+        _run_part(call.part(*part), out[part[0], :, part[1]], planes_of(lse, call, *part))
     return out, lse
+
+
+def _run_part(call: Call, out: Tensor, lse: Tensor) -> None:
+    acc, prepared = call.buffer(1, torch.float32), empty_set_up(call)
+    run_near(call, prepared, acc, lse)
+    stages = reaching((call.tiling.middle, call.tiling.far), call.length)
+    for stage in stages:
+        # The near stage has written the set-up of the first.
+        if stage is not stages[0]:
+            fill_set_up(call, stage, prepared)
+        fill_matrices(call, stage, prepared)
+        run_sweep(call, stage, prepared, acc, lse, out if stage is stages[-1] else None)

@@ -79,7 +79,7 @@ def _run_close_keys(
         lse,
         call.length,
         call.padded,
-        call.heads,
+        call.stride,
         call.logit_scale,
         HAS_U=call.key_velocity is not None,
         STRICT=call.is_strict,
@@ -114,7 +114,7 @@ def _tied_options(call: Call) -> dict[str, Any]:
 def run_near(call: Call, prepared: Prepared, acc: Tensor, lse: Tensor) -> None:
     """Write output and logsumexp over each row's tile, and the set-up of the middle stage."""
     pairs = _run_close_keys(call, prepared.key_state, prepared.key_factor, lse, is_forward=True)
-    options, sizes = _close_options(call), (call.length, call.padded, call.heads)
+    options, sizes = _close_options(call), (call.length, call.padded, call.stride)
     close_values[_close_grid(call, options)](
         call.v,
         call.v if call.value_velocity is None else call.value_velocity,
@@ -177,7 +177,7 @@ def _run_close_backward(
             parts[side],
             call.length,
             call.padded,
-            call.heads,
+            call.stride,
             call.scale,
             HAS_U=u is not None,
             AVERAGE=is_average,
@@ -198,7 +198,7 @@ def run_near_backward(
 ) -> None:
     """Write the gradients that pairs within tiles contribute."""
     _run_close_backward(call, grads, to_out, lse, delta, is_spectral)
-    sizes = (call.length, call.padded, call.heads, call.logit_scale, call.scale)
+    sizes = (call.length, call.padded, call.stride, call.logit_scale, call.scale)
     options = _near_options(call)
     grid = (call.padded // options["TILE"], call.heads, call.batch)
     near_backward[grid](

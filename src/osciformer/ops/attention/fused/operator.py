@@ -69,21 +69,7 @@ def _backward(
     call = Call(
         q, k, v, key_velocity, value_velocity, times, mask, *tables, scale, is_average, is_strict
     )
-    grads = run_backward(call, out, lse, to_out, to_lse, is_spectral=is_spectral)
-    found = []
-    for sums, given in (
-        (grads.q, q),
-        (grads.k, k),
-        (grads.v, v),
-        (grads.key_velocity, key_velocity),
-        (grads.value_velocity, value_velocity),
-    ):
-        if given is not None and sums is not None:
-            found.append(grads.tokens(sums, given))
-    if is_spectral:
-        spectra = zip(grads.spectra(), (key_spectrum, value_spectrum), strict=True)
-        found += [grad.to(given.dtype).contiguous() for grad, given in spectra]
-    return found
+    return run_backward(call, out, lse, to_out, to_lse, is_spectral=is_spectral)
 
 
 @_backward.register_fake

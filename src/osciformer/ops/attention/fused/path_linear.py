@@ -21,7 +21,8 @@ from osciformer.ops.attention.fused.pieces import load_tokens, time_at
 def halvings(reach):
     """Return how often `reach`, the most that anything turns, is halved until it is below 1/2."""
     count = 0
-    while reach > 0.5:
+    # float64 ends at 2^1024: what is not finite must not keep the loop going for ever.
+    while (reach > 0.5) & (count < 1025):
         reach *= 0.5
         count += 1
     return count

@@ -15,10 +15,8 @@ from osciformer.ops.attention.fused.backward import (
     run_sweep_rows,
 )
 from osciformer.ops.attention.fused.launch import (
-    TILE,
     Call,
     Prepared,
-    Stage,
     empty_set_up,
     fill_matrices,
     fill_set_up,
@@ -33,6 +31,7 @@ from osciformer.ops.attention.fused.path_spans import (
     path_factors,
     path_factors_adjoint,
 )
+from osciformer.ops.attention.fused.tiling import TILE, Stage
 
 # Channels a program of the kernels within spans, and key spans a program of those between them.
 _CHANNELS = 16

@@ -68,15 +68,8 @@ def _backward(
     call = Call(own, k, v, *sides, scale, is_average, is_strict, moment)
     all_grads = run_shared_backward(call, out, lse, (bias, far_bias), to_out, to_lse)
     grads = all_grads.grads
-    found = [grads.tokens(grads.q, own), all_grads.moment]
-    for sums, given in (
-        (grads.k, k),
-        (grads.v, v),
-        (grads.key_velocity, key_velocity),
-        (grads.value_velocity, value_velocity),
-    ):
-        if given is not None:
-            found.append(grads.tokens(sums, given))
+    to_own, *found = (grads.tokens(x).to(own.dtype).contiguous() for x in grads.sums())
+    found = [to_own, all_grads.moment, *found]
     spectra = zip(grads.spectra(), (key_spectrum, value_spectrum), strict=True)
     return found + [grad.to(given.dtype).contiguous() for grad, given in spectra]
 

@@ -34,7 +34,7 @@ def set_up(
     HAS_U: tl.constexpr,
     HAS_MASK: tl.constexpr,
     AVERAGE: tl.constexpr,
-    SPAN: tl.constexpr,
+    SPAN,
     ROWS: tl.constexpr,
     C: tl.constexpr,
     PRECISE: tl.constexpr,
@@ -80,7 +80,7 @@ def span_matrices(
     matrix_ptr,
     length,
     heads,
-    SPAN: tl.constexpr,
+    SPAN,
     GROUP,
     PLANES: tl.constexpr,
     AVERAGE: tl.constexpr,
@@ -146,3 +146,30 @@ def span_matrices(
             tl.store(at + 15 * C, (d11 - 2.0 * gamma * f).to(tl.float32), mask=there)
             tl.store(at + 16 * C, m1.to(tl.float32), mask=there)
             tl.store(at + 17 * C, m2.to(tl.float32), mask=there)
+
+
+@triton.jit
+def span_times(
+    times_ptr,
+    age_ptr,
+    rest_ptr,
+    length,
+    padded,
+    unit,
+    SPAN,
+    ROWS: tl.constexpr,
+):
+    """Write the time from the start of a token's span, and to its end, times `unit`.
+
+    ``[B, padded]`` float32. None is negative, so sums of them and of the time between spans lose
+    nothing, and the loops over tokens need no float64.
+    """
+    series = tl.program_id(1).to(tl.int64)
+    times = times_ptr + series * length
+    tokens = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    t = time_at(times, tokens, length)
+    begin = time_at(times, (tokens // SPAN) * SPAN, length)
+    end = time_at(times, (tokens // SPAN + 1) * SPAN, length)
+    inside = tokens < padded
+    tl.store(age_ptr + series * padded + tokens, (t - begin).to(tl.float32) * unit, mask=inside)
+    tl.store(rest_ptr + series * padded + tokens, (end - t).to(tl.float32) * unit, mask=inside)

@@ -42,6 +42,7 @@ def add_spans(
     plane,
     size,
     times,
+    rest,
     mask,
     key_state,
     value_state,
@@ -86,7 +87,7 @@ def add_spans(
         y2 = tl.zeros([ROWS, C], tl.float32)
         for step in tl.range(0, SPAN // STEP, num_stages=STAGES):
             keys = span * SPAN + step * STEP + tl.arange(0, STEP)
-            early = (r - tl.load(times + keys)).to(tl.float32) * (1.0 / logit_scale)
+            early = tl.load(rest + keys)
             raw = product(q1, tl.trans(load_plane(ks, keys, C)), PREC)
             raw += product(q2, tl.trans(load_plane(ks + size, keys, C)), PREC)
             if SHARED:
@@ -126,6 +127,7 @@ def tied_spans(times, own, low, first_time, SPAN: tl.constexpr):
 def sweep_forward(
     q_ptr,
     times_ptr,
+    rest_ptr,
     mask_ptr,
     key_state,
     value_state,
@@ -180,6 +182,7 @@ def sweep_forward(
     num_spans = (length + SPAN - 1) // SPAN
     matrix = ((series * heads + head).to(tl.int64) * num_spans + own) * (GROUP * PLANES * C)
     mask = mask_ptr + first_token
+    rest = rest_ptr + series.to(tl.int64) * padded
 
     top = tl.load(lse_ptr + plane + rows)
     acc = load_plane(acc_ptr + plane * C, rows, C)
@@ -192,16 +195,16 @@ def sweep_forward(
     state = (top, mass, acc)
     # fmt: off
     state = add_spans(
-        state, 0, tied, own, q, t, rows, plane, size, times, mask, key_state, value_state,
-        key_factor, value_factor, key_matrix + matrix, value_matrix + matrix, bias_ptr + plane,
-        logit_scale, SHARED, True, HAS_MASK, AVERAGE, SPAN, GROUP, PLANES, STEP, ROWS, C, PREC,
-        OPERAND, STAGES,
+        state, 0, tied, own, q, t, rows, plane, size, times, rest, mask, key_state,
+        value_state, key_factor, value_factor, key_matrix + matrix, value_matrix + matrix,
+        bias_ptr + plane, logit_scale, SHARED, True, HAS_MASK, AVERAGE, SPAN, GROUP, PLANES, STEP,
+        ROWS, C, PREC, OPERAND, STAGES,
     )
     state = add_spans(
-        state, tied, own - low, own, q, t, rows, plane, size, times, mask, key_state, value_state,
-        key_factor, value_factor, key_matrix + matrix, value_matrix + matrix, bias_ptr + plane,
-        logit_scale, SHARED, False, HAS_MASK, AVERAGE, SPAN, GROUP, PLANES, STEP, ROWS, C, PREC,
-        OPERAND, STAGES,
+        state, tied, own - low, own, q, t, rows, plane, size, times, rest, mask, key_state,
+        value_state, key_factor, value_factor, key_matrix + matrix, value_matrix + matrix,
+        bias_ptr + plane, logit_scale, SHARED, False, HAS_MASK, AVERAGE, SPAN, GROUP, PLANES, STEP,
+        ROWS, C, PREC, OPERAND, STAGES,
     )
     # fmt: on
     top, mass, acc = state
