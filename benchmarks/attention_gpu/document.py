@@ -51,9 +51,9 @@ class Document:
         """Write the files; a run that is stopped while writing leaves the former ones."""
         everything = {"meta": self.meta, "summary": summary(self.rows), "rows": self.rows}
         if output is not None:
-            _write(output, json.dumps(finite(everything), indent=1, allow_nan=False))
+            write_text(output, json.dumps(finite(everything), indent=1, allow_nan=False))
         if table is not None:
-            _write(table, self.markdown())
+            write_text(table, self.markdown())
 
     def markdown(self) -> str:
         """Return the tables, one a part, then what failed and the kernels."""
@@ -158,7 +158,8 @@ def _commit() -> str | None:
     return found.stdout.strip() or None
 
 
-def _write(path: Path, text: str) -> None:
+def write_text(path: Path, text: str) -> None:
+    """Write a file as a whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(path.name + ".new")
     beside.write_text(text + "\n", encoding="utf-8")

@@ -48,12 +48,33 @@ def test_forecast_inputs_end_where_queries_begin(seed: int, horizon: float) -> N
 @given(seed=st.integers(0, 200))
 def test_only_known_covariates_are_seen_after_the_cut(seed: int) -> None:
     series = random_series(seed)
-    draw = ForecastDraw(columns(known=True), 2.0)
-    inputs, asked = draw(series, np.random.default_rng(seed))
-    for seen, after in zip(inputs, asked, strict=True):
-        if len(after):
-            assert np.isnan(seen.values[seen.times >= after.times[0], :2]).all()
+    for at_end in (False, True):
+        draw = ForecastDraw(columns(known=True), 2.0, at_end=at_end)
+        inputs, asked = draw(series, np.random.default_rng(seed))
+        for seen, after in zip(inputs, asked, strict=True):
+            if len(after):
+                assert np.isnan(seen.values[seen.times >= after.times[0], :2]).all()
     assert np.nansum(inputs.values[:, 2]) == pytest.approx(np.nansum(series.values[:, 2]), abs=1e-4)
+
+
+def test_training_asks_with_all_some_and_none_of_what_is_known_ahead() -> None:
+    # Otherwise a forecast would jump at the first future row, and mean nothing without such rows.
+    times, values = np.arange(20.0), np.ones((20, 3))
+    series = IrregularSeries.from_arrays([times] * 300, [values] * 300)
+    draw = ForecastDraw(columns(known=True), horizon=100.0)
+    inputs, asked = draw(series, np.random.default_rng(0))
+    later = [
+        (int((~np.isnan(seen.values[seen.times >= after.times[0], 2])).sum()), len(after))
+        for seen, after in zip(inputs, asked, strict=True)
+        if len(after) > 5
+    ]
+    shown = np.array([known / count for known, count in later])
+    assert (shown == 0).mean() > 0.15
+    assert (shown == 1).mean() > 0.15
+    assert ((shown > 0.1) & (shown < 0.9)).mean() > 0.1
+    # What was observed before the cut is seen all the same.
+    for seen, after in zip(inputs, asked, strict=True):
+        assert (seen.values[seen.times < after.times[0]] == 1.0).all()
 
 
 @given(seed=st.integers(0, 200), fraction=st.floats(0.05, 0.95))

@@ -8,6 +8,7 @@ from osciformer.models import Backbone, SeriesModelConfig
 from osciformer.models.baselines import GRUD, DotProductAttention, TimeTransformer
 from osciformer.models.baselines.gru_d import DecayRecurrence
 from osciformer.models.factory import make_backbone
+from osciformer.nn.encoder import EncoderBlock
 from osciformer.testing import (
     assert_batch_order_invariant,
     assert_causal,
@@ -75,6 +76,37 @@ def test_a_read_at_an_observation_is_its_state():
         backbone = make(name)
         encoded = backbone.encode(batch.x, batch.times, mask)
         torch.testing.assert_close(backbone.read(encoded, batch.times), encoded.states)
+
+
+@pytest.mark.parametrize("direction", ["causal", "bidirectional"])
+@pytest.mark.parametrize("name", BACKBONES)
+def test_reading_a_series_is_encoding_it_and_reading(name, direction):
+    backbone, batch = make(name, direction), irregular_batch(dim=FEATURES)
+    asked = torch.rand(len(batch.times), 5, dtype=torch.float64) * batch.times[batch.mask].max()
+    values = batch.x.clone().requires_grad_()
+    results = []
+    for reads in (
+        backbone.read(backbone.encode(values, batch.times, batch.mask), asked),
+        backbone.read_series(values, batch.times, batch.mask, None, asked),
+    ):
+        weights = list(backbone.parameters())
+        found = torch.autograd.grad(
+            reads.square().sum(), [values, *weights], materialize_grads=True, allow_unused=True
+        )
+        results.append((reads, *found))
+    for mine, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["osciformer", "transformer"])
+def test_reading_a_series_skips_the_last_block_of_the_observations(name):
+    backbone, batch = make(name), irregular_batch(dim=FEATURES)
+    blocks = [block for block in backbone.modules() if isinstance(block, EncoderBlock)]
+    calls: list[int] = []
+    for number, block in enumerate(blocks):
+        block.register_forward_hook(lambda *_, number=number: calls.append(number))
+    backbone.read_series(batch.x, batch.times, batch.mask, None, batch.times[:, :2])
+    assert calls == list(range(len(blocks) - 1))
 
 
 def test_dot_product_attention_is_torch_multihead_attention():

@@ -31,6 +31,8 @@ class OsciFormerForecaster(QueryEstimator):
             the median span of the training series if not given.
         known_covariates: Names of features that are inputs, are not predicted, and are known ahead,
             such as a planned dose: in `predict`, X may hold rows in the future with their values.
+            In training all, some or none of the rows after the cut show them. Between rows that
+            show them the values of the row before count, so give them at the times you ask for.
 
     Attributes:
         horizon_: The horizon.

@@ -12,6 +12,9 @@ from osciformer._types import Bool, Float, Int
 from osciformer.data.ragged import offsets_of, series_of_rows
 from osciformer.data.series import IrregularSeries
 
+#: In training: chance of each part of the later rows that show what is known ahead.
+SHOWN_AHEAD = {1.0: 0.5, 0.5: 0.25, 0.0: 0.25}
+
 
 def keep_rows(
     series: IrregularSeries,
@@ -73,7 +76,10 @@ class ForecastDraw:
         columns: Roles of the features.
         horizon: How far after the cut observations are asked, in the unit of the times.
         at_end: Cut at the horizon before the last row (but not before the first row), rather than
-            at a random row.
+            at a random row, and show all inputs that are known ahead.
+
+    At a random cut inputs that are known ahead are shown in all later rows, in some or in none:
+    a model that always met them in the row it is asked about would have no answer for other times.
     """
 
     columns: Columns
@@ -86,9 +92,10 @@ class ForecastDraw:
         """Return inputs and queries."""
         cut = self._cut_times(series, generator)[series_of_rows(series.offsets)]
         is_after = series.times > cut
-        seen = np.where(
-            is_after[:, None] & ~self.columns.is_known, np.float32(np.nan), series.values
-        )
+        is_shown = ~is_after[:, None] | self.columns.is_known
+        if self.columns.is_known.any() and not self.at_end:
+            is_shown &= (~is_after | _shown_ahead(series, generator))[:, None]
+        seen = np.where(is_shown, series.values, np.float32(np.nan))
         asked = np.where(self.columns.is_target, series.values, np.float32(np.nan))
         is_asked = is_after & (series.times <= cut + self.horizon) & ~np.isnan(asked).all(axis=1)
         inputs = drop_blank_rows(series, self.columns.clipped(seen))
@@ -106,6 +113,13 @@ class ForecastDraw:
         # Any row but the last, after which there would be nothing to ask.
         row = (generator.random(len(series)) * np.maximum(lengths - 1, 1)).astype(np.int64)
         return series.times[np.minimum(starts + row, len(series.times) - 1)]
+
+
+def _shown_ahead(series: IrregularSeries, generator: np.random.Generator) -> Bool[np.ndarray, "T"]:
+    """Return which rows show what is known ahead: of each series all, about half, or none."""
+    shares, chances = zip(*SHOWN_AHEAD.items(), strict=True)
+    share = generator.choice(shares, size=len(series), p=chances)
+    return generator.random(len(series.times)) < share[series_of_rows(series.offsets)]
 
 
 @dataclass(frozen=True)

@@ -53,6 +53,20 @@ class Backbone(nn.Module, ABC):
     def read(self, encoded: Any, query_times: Float[Tensor, "B M"]) -> Float[Tensor, "B M D"]:
         """Return the states of an encoded batch at any times, in the unit of the data."""
 
+    def read_series(
+        self,
+        values: Float[Tensor, "B N F"],
+        times: Float[Tensor, "B N"],
+        mask: Bool[Tensor, "B N"],
+        static: Float[Tensor, "B S"] | None,
+        query_times: Float[Tensor, "B M"],
+    ) -> Float[Tensor, "B M D"]:
+        """Return `read(encode(values, times, mask, static), query_times)`.
+
+        Backbones that need less for reads than for the states of the observations do only that.
+        """
+        return self.read(self.encode(values, times, mask, static), query_times)
+
     @abstractmethod
     def _fit_time_scale(
         self, times: Tensor, mask: Tensor | None, generator: torch.Generator | None
@@ -107,6 +121,17 @@ class OsciFormerBackbone(Backbone):
     def read(self, encoded: Encoded, query_times: Float[Tensor, "B M"]) -> Float[Tensor, "B M D"]:
         """Return the states at any times, see `OsciFormer.read`."""
         return self.model.read(encoded, query_times)
+
+    def read_series(
+        self,
+        values: Float[Tensor, "B N F"],
+        times: Float[Tensor, "B N"],
+        mask: Bool[Tensor, "B N"],
+        static: Float[Tensor, "B S"] | None,
+        query_times: Float[Tensor, "B M"],
+    ) -> Float[Tensor, "B M D"]:
+        """Return the states at any times, see `OsciFormer.read_series`."""
+        return self.model.read_series(values, times, mask, static, query_times)
 
     def _fit_time_scale(
         self, times: Tensor, mask: Tensor | None, generator: torch.Generator | None

@@ -211,6 +211,24 @@ class OsciFormer(nn.Module):
         """
         return self.encoder.read(encoded, self.time_scale(query_times))
 
+    def read_series(
+        self,
+        values: Float[Tensor, "B N F"],
+        times: Float[Tensor, "B N"],
+        mask: Bool[Tensor, "B N"] | None,
+        static: Float[Tensor, "B S"] | None,
+        query_times: Float[Tensor, "B M"],
+    ) -> Float[Tensor, "B M D"]:
+        """Return `read(forward(values, times, mask, static), query_times)`, for less work.
+
+        What the last block makes of the observations, which no read sees, is not computed.
+        """
+        check_tokens(values, times, mask, name="values", dim=self.config.input_dim)
+        tokens = self.embedding(values, static=static)
+        return self.encoder.read_tokens(
+            tokens, self.time_scale(times), mask, self.time_scale(query_times)
+        )
+
 
 def _attention(config: OsciFormerConfig) -> OscillatorAttention:
     omega_range = config.omega_range

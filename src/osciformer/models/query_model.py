@@ -94,8 +94,8 @@ class QueryModel(TaskModel):
         query_times = clean_times(batch.query_times, batch.query_mask)
         values, times, mask = self.inputs.rows(batch)
         static = self.inputs.static(batch)
-        encoded = self.backbone.encode(self.inputs(values, times, mask), times, mask, static)
-        reads = self.backbone.read(encoded, query_times)
+        columns = self.inputs(values, times, mask)
+        reads = self.backbone.read_series(columns, times, mask, static, query_times)
         anchors = find_anchors(
             values,
             times,
@@ -106,8 +106,8 @@ class QueryModel(TaskModel):
         )
         features = [reads, anchors.columns.to(reads.dtype)]
         if static is not None:
-            columns = static_columns(static).to(reads.dtype)
-            features.append(columns[:, None].expand(-1, reads.shape[1], -1))
+            fixed = static_columns(static).to(reads.dtype)
+            features.append(fixed[:, None].expand(-1, reads.shape[1], -1))
         return self._quantiles(self.head(torch.cat(features, dim=-1)), anchors)
 
     def _quantiles(self, raw: Float[Tensor, "B M P"], anchors: Anchors) -> Tensor:

@@ -205,11 +205,8 @@ class Encoder(nn.Module):
             query_times: Also read at these times.
             return_internals: Also return the internals of each block's attention.
         """
-        check_tokens(x, times, mask, name="x", dim=self.dim)
         check_reads(query_times, None, batch=x.shape[0], dim=self.dim)
-        times = clean_times(times, mask)
-        if mask is not None:
-            x = torch.where(mask[..., None], x, 0.0)
+        x, times = self._cleaned(x, times, mask)
         inputs: list[Tensor] = []
         internals: list[AttentionInternals] = []
         for block in self:
@@ -231,6 +228,35 @@ class Encoder(nn.Module):
         """Return the states at any times, given in any order, of an encoded batch."""
         check_reads(query_times, None, batch=encoded.states.shape[0], dim=self.dim)
         return self._read(encoded.layer_inputs, encoded.times, encoded.mask, query_times)
+
+    def read_tokens(
+        self,
+        x: Float[Tensor, "B N D"],
+        times: Float[Tensor, "B N"],
+        mask: Bool[Tensor, "B N"] | None,
+        query_times: Float[Tensor, "B M"],
+    ) -> Float[Tensor, "B M D"]:
+        """Return `read(forward(x, times, mask), query_times)`, and do only what that needs.
+
+        No read sees what the last block makes of the observations, so it is not computed.
+
+        Args:
+            x: This, `times` and `mask` are those of `forward`.
+            times: See `x`.
+            mask: See `x`.
+            query_times: Times in any order.
+        """
+        check_reads(query_times, None, batch=x.shape[0], dim=self.dim)
+        x, times = self._cleaned(x, times, mask)
+        inputs = [x]
+        for block in self.blocks[:-1]:
+            inputs.append(block(inputs[-1], times, mask))
+        return self._read(inputs, times, mask, query_times)
+
+    def _cleaned(self, x: Tensor, times: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        check_tokens(x, times, mask, name="x", dim=self.dim)
+        times = clean_times(times, mask)
+        return x if mask is None else torch.where(mask[..., None], x, 0.0), times
 
     def _read(
         self,

@@ -182,28 +182,57 @@ class TimeTransformer(Backbone):
         static: Float[Tensor, "B S"] | None = None,
     ) -> EncodedTokens:
         """Return the encoded series, see `Backbone.encode`."""
-        times = self.time_scale(clean_times(times, mask))
-        tokens = self.embedding(values, static=static).masked_fill(~mask[..., None], 0.0)
-        x = tokens + self._encoding(times)
-        inputs = []
-        for block in self.blocks:
-            inputs.append(x)
-            x = block(x, times, mask)
+        times, tokens, inputs = self._layer_inputs(values, times, mask, static)
+        x = self.blocks[-1](inputs[-1], times, mask)
         states = self.norm(x).masked_fill(~mask[..., None], 0.0)
-        return EncodedTokens(states, times, mask, tokens, tuple(inputs))
+        return EncodedTokens(states, times, mask, tokens, inputs)
 
     def read(
         self, encoded: EncodedTokens, query_times: Float[Tensor, "B M"]
     ) -> Float[Tensor, "B M D"]:
         """Return the states at any times, in the unit of the data."""
+        layers = encoded.times, encoded.tokens, encoded.layer_inputs
+        return self._read(layers, encoded.mask, query_times)
+
+    def read_series(
+        self,
+        values: Float[Tensor, "B N F"],
+        times: Float[Tensor, "B N"],
+        mask: Bool[Tensor, "B N"],
+        static: Float[Tensor, "B S"] | None,
+        query_times: Float[Tensor, "B M"],
+    ) -> Float[Tensor, "B M D"]:
+        """Return the states at any times, see `Backbone.read_series`.
+
+        No read sees what the last block makes of the observations, so it is not computed.
+        """
+        layers = self._layer_inputs(values, times, mask, static)
+        return self._read(layers, mask, query_times)
+
+    def _layer_inputs(
+        self, values: Tensor, times: Tensor, mask: Tensor, static: Tensor | None
+    ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+        """Return scaled times, embedded observations, and the tokens that enter each block."""
+        times = self.time_scale(clean_times(times, mask))
+        tokens = self.embedding(values, static=static).masked_fill(~mask[..., None], 0.0)
+        inputs = [tokens + self._encoding(times)]
+        for block in self.blocks[:-1]:
+            inputs.append(block(inputs[-1], times, mask))
+        return times, tokens, tuple(inputs)
+
+    def _read(
+        self,
+        layers: tuple[Tensor, Tensor, tuple[Tensor, ...]],
+        mask: Tensor,
+        query_times: Tensor,
+    ) -> Tensor:
+        times, tokens, inputs = layers
         query_times = self.time_scale(query_times)
         backfill = self.direction == "bidirectional"
-        held = last_observation(encoded.times, query_times, encoded.mask, backfill=backfill)
-        reads = take_tokens(encoded.tokens, held) + self._encoding(query_times)
-        for block, x in zip(self.blocks, encoded.layer_inputs, strict=True):
-            reads = cast("EncoderBlock", block).read(
-                reads, query_times, x, encoded.times, encoded.mask
-            )
+        held = last_observation(times, query_times, mask, backfill=backfill)
+        reads = take_tokens(tokens, held) + self._encoding(query_times)
+        for block, x in zip(self.blocks, inputs, strict=True):
+            reads = cast("EncoderBlock", block).read(reads, query_times, x, times, mask)
         states: Tensor = self.norm(reads)
         return states
 
