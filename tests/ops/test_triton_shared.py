@@ -83,8 +83,11 @@ def moments_over_gaps(kind, q, weight, bank, times, omega, zeta):
     return torch.stack(found, 1).unflatten(-1, (heads, -1)).permute(0, 3, 1, 2, 4)
 
 
-@pytest.mark.parametrize("kind", ["line", "modes"])
-def test_moments_over_gaps_and_their_gradients(kind):
+@pytest.mark.parametrize(
+    ("kind", "is_precise", "tolerance"),
+    [("line", True, 2e-6), ("modes", True, 2e-6), ("modes", False, 1e-4)],
+)
+def test_moments_over_gaps_and_their_gradients(kind, is_precise, tolerance):
     # Zero, tiny and huge gaps; free particles; modes at rest, in resonance and beside it.
     x = exact(make_inputs(1, 70, heads=2, times=uneven_times(70)))
     omega, zeta, bank = x["key_omega"], x["key_zeta"], torch.tensor([0.0, 0.3, 2.0, 2.001, 20.0])
@@ -101,14 +104,16 @@ def test_moments_over_gaps_and_their_gradients(kind):
             got = paths.moments_of_line(q.float(), spectrum, x["times"], 128)
         else:
             origin = torch.full((1, 1), 0.25, dtype=DOUBLE)
-            got = paths.moments_of_modes(weight, bank, spectrum, x["times"], origin, 128)
+            got = paths.moments_of_modes(
+                weight, bank, spectrum, x["times"], origin, 128, is_precise=is_precise
+            )
     assert not got[:, :, 69:].any()
     want = moments_over_gaps(kind, q, weight, bank, x["times"], omega, zeta)
     # How large they can be: the first is an integral over the gap, the second a slower one.
     gap = torch.diff(x["times"])[:, None, :, None]
     size = torch.stack([gap.expand(-1, 2, -1, 16), gap * gap / (1 + gap * omega[:, None])], dim=2)
     error = (got.unflatten(0, (1, 2))[:, :, :, :69] - want).abs() / size.where(size > 0, 1.0)
-    assert error.max() <= 2e-6, error.amax((0, 1, 3))
+    assert error.max() <= tolerance, error.amax((0, 1, 3))
 
     noise = torch.randn(want.shape, generator=g, dtype=DOUBLE) / size.detach().where(size > 0, 1.0)
     padded = torch.nn.functional.pad(noise, (0, 0, 0, 59)).flatten(0, 1)
@@ -119,7 +124,7 @@ def test_moments_over_gaps_and_their_gradients(kind):
     for name, a, b in zip(("q", "weight", "bank", "omega", "zeta"), got, want, strict=True):
         assert (a is None) == (b is None), name
         if a is not None:
-            assert float((a - b).abs().max() / b.abs().max()) <= 2e-6, name
+            assert float((a - b).abs().max() / b.abs().max()) <= tolerance, name
 
 
 # --- Moments over spans, against sums written out. ------------------------------------------------

@@ -1,4 +1,4 @@
-r"""Moments of a sum of sinusoids over the gaps between tokens, in float64.
+r"""Moments of a sum of sinusoids over the gaps between tokens.
 
 For one mode, $e^{iw\sigma}g_{12}(\sigma) = e$ and its integral $\Phi$ are $g_{12}$ and $i_{12}$ of
 an oscillator with complex constants: $c = \gamma - iw$ for $\gamma$, and for $\omega^2$
@@ -12,6 +12,9 @@ $\partial e/\partial c = -se - 2cF$ and $\partial\Phi/\partial c = 2F$. A mode i
 channel is nothing special: D is 0 there, and nothing is divided by it.
 
 The moments of $z\,e^{iw\sigma}$ are the real parts of $z\,(e + (c + \gamma)\Phi)$ and $z\,\Phi$.
+
+All of it is float64 for float32 tokens. Others have no digits for that: gaps that are doubled a few
+times only, most of them, are done in float32 with half the terms.
 """
 
 from __future__ import annotations
@@ -34,21 +37,55 @@ def _times(a, b):
 
 
 @triton.jit
-def mode_integrals(s, c, d, reach, SPECTRAL: tl.constexpr):
-    """Return e, Phi, F and J after the times `s`; the last two are 0 unless SPECTRAL."""
+def _rounded(a, WORK: tl.constexpr):
+    """Return a complex number in another precision."""
+    return a[0].to(WORK), a[1].to(WORK)
+
+
+@triton.jit
+def mode_integrals(s, c, d, reach, SPECTRAL: tl.constexpr, PRECISE: tl.constexpr):
+    """Return e, Phi, F and J after the times `s`; the last two are 0 unless SPECTRAL.
+
+    Arguments are float64, results float32 unless PRECISE.
+    """
     count = halvings(reach)
+    if PRECISE:
+        e, phi, f, j = doubled_series(s, c, d, count, SPECTRAL, tl.float64, 12)
+    elif count <= 8:
+        # Each doubling doubles the error of a phase: 256 times float32's is below half precision's.
+        rounded_c, rounded_d = _rounded(c, tl.float32), _rounded(d, tl.float32)
+        # fmt: off
+        e, phi, f, j = doubled_series(
+            s.to(tl.float32), rounded_c, rounded_d, count, SPECTRAL, tl.float32, 6
+        )
+        # fmt: on
+    else:
+        found = doubled_series(s, c, d, count, SPECTRAL, tl.float64, 12)
+        e = _rounded(found[0], tl.float32)
+        phi = _rounded(found[1], tl.float32)
+        f = _rounded(found[2], tl.float32)
+        j = _rounded(found[3], tl.float32)
+    return e, phi, f, j
+
+
+@triton.jit
+def doubled_series(s, c, d, count, SPECTRAL: tl.constexpr, WORK: tl.constexpr, TERMS: tl.constexpr):
+    """Return what `mode_integrals` does in precision WORK, from TERMS terms of the power series.
+
+    TERMS is 12 or 6, the series then starts at 1 / 14! or 1 / 8!.
+    """
     h = halved(s, count)
     x = (2.0 * c[0] * h, 2.0 * c[1] * h)
     y = (d[0] * h * h, d[1] * h * h)
     # As in `gap_integrals`.
-    inverse = tl.full([], 1 / 87178291200, tl.float64)
+    inverse = tl.full([], 1 / 87178291200 if TERMS == 12 else 1 / 40320, WORK)
     still = tl.zeros_like(y[0])
     a2 = (still + inverse, still)
-    inverse *= 14.0
+    inverse *= TERMS + 2.0
     a1 = (inverse - x[0] * a2[0], still - x[1] * a2[0])
     b2 = (still, still)
     b1 = (still, still)
-    for n in tl.static_range(12, 0, -1):
+    for n in tl.static_range(TERMS, 0, -1):
         inverse *= n + 1.0
         if SPECTRAL:
             p = _times(x, b1)
@@ -101,14 +138,26 @@ def _reach(s, gamma, omega2):
 
 
 @triton.jit
-def _load_mode(weight_ptr, phase_ptr, plane, first_token, rows, inside, mode, modes, C, channels):
+def _load_mode(
+    weight_ptr,
+    phase_ptr,
+    plane,
+    first_token,
+    rows,
+    inside,
+    mode,
+    modes,
+    C,
+    channels,
+    WORK: tl.constexpr,
+):
     """Return cosine and sine of a mode at `rows`, and its complex amplitude z there."""
     at = phase_ptr + ((first_token + rows) * modes + mode)[:, None] * 2
-    cos = tl.load(at, mask=inside[:, None], other=0.0)
-    sin = tl.load(at + 1, mask=inside[:, None], other=0.0)
+    cos = tl.load(at, mask=inside[:, None], other=0.0).to(WORK)
+    sin = tl.load(at + 1, mask=inside[:, None], other=0.0).to(WORK)
     at = weight_ptr + (plane * modes + mode) * 2 * C + channels[None, :]
-    a = tl.load(at)
-    b = tl.load(at + C)
+    a = tl.load(at).to(WORK)
+    b = tl.load(at + C).to(WORK)
     return (cos, sin), (a * cos + b * sin, a * sin - b * cos)
 
 
@@ -127,6 +176,7 @@ def mode_moments(
     ROWS: tl.constexpr,
     WIDTH: tl.constexpr,
     C: tl.constexpr,
+    PRECISE: tl.constexpr,
 ):
     """Write the moments over the gap after each token, float32 ``[B H, 2, padded, C]``.
 
@@ -143,20 +193,23 @@ def mode_moments(
     gamma, omega2 = load_channels(spectrum_ptr, head, heads, C, channels)
     s, _ = gaps_after(times, rows, length)
     turned, longest = _reach(s, gamma, omega2)
-    first = tl.zeros([ROWS, WIDTH], tl.float64)
-    second = tl.zeros([ROWS, WIDTH], tl.float64)
+    WORK: tl.constexpr = tl.float64 if PRECISE else tl.float32
+    first = tl.zeros([ROWS, WIDTH], WORK)
+    second = tl.zeros([ROWS, WIDTH], WORK)
+    damping = gamma.to(WORK)
     for mode in range(modes):
         w = tl.load(bank_ptr + mode)
         c, d = _constants(gamma, omega2, w)
-        e, phi, f, j = mode_integrals(s, c, d, turned + tl.abs(w) * longest, False)
+        e, phi, f, j = mode_integrals(s, c, d, turned + tl.abs(w) * longest, False, PRECISE)
         # fmt: off
         basis, z = _load_mode(
-            weight_ptr, phase_ptr, plane, first_token, rows, rows < length, mode, modes, C, channels
+            weight_ptr, phase_ptr, plane, first_token, rows, rows < length, mode, modes, C,
+            channels, WORK,
         )
         # fmt: on
         u = _times(z, e)
         v = _times(z, phi)
-        first += u[0] + 2.0 * gamma * v[0] + w * v[1]
+        first += u[0] + 2.0 * damping * v[0] + w.to(WORK) * v[1]
         second += v[0]
     at = moment_ptr + 2 * plane * padded * C + rows[:, None] * C + channels[None, :]
     tl.store(at, first.to(tl.float32))
@@ -183,6 +236,7 @@ def mode_moments_adjoint(
     ROWS: tl.constexpr,
     WIDTH: tl.constexpr,
     C: tl.constexpr,
+    PRECISE: tl.constexpr,
 ):
     """Write, per program, the gradients of coefficients, frequencies, gamma and omega^2.
 
@@ -197,6 +251,7 @@ def mode_moments_adjoint(
     part = plane * tl.num_programs(0) + tl.program_id(0)
     gamma, omega2 = load_channels(spectrum_ptr, head, heads, C, channels)
     origin = tl.load(origin_ptr + series)
+    WORK: tl.constexpr = tl.float64 if PRECISE else tl.float32
     to_gamma = tl.zeros([WIDTH], tl.float64)
     to_omega2 = tl.zeros([WIDTH], tl.float64)
     for mode in range(modes):
@@ -205,25 +260,29 @@ def mode_moments_adjoint(
         to_cos = tl.zeros([WIDTH], tl.float64)
         to_sin = tl.zeros([WIDTH], tl.float64)
         to_w = tl.zeros([WIDTH], tl.float64)
+        damping = gamma.to(WORK)
+        turn = w.to(WORK)
         for step in range(STEPS):
             rows = (tl.program_id(0) * STEPS + step) * ROWS + tl.arange(0, ROWS)
             inside = rows < length
             s, _ = gaps_after(times, rows, length)
+            gap = s.to(WORK)
             turned, longest = _reach(s, gamma, omega2)
-            e, phi, f, j = mode_integrals(s, c, d, turned + tl.abs(w) * longest, True)
+            e, phi, f, j = mode_integrals(s, c, d, turned + tl.abs(w) * longest, True, PRECISE)
             # fmt: off
             basis, z = _load_mode(
-                weight_ptr, phase_ptr, plane, first_token, rows, inside, mode, modes, C, channels
+                weight_ptr, phase_ptr, plane, first_token, rows, inside, mode, modes, C, channels,
+                WORK,
             )
             # fmt: on
             at = to_moment + 2 * plane * padded * C + rows[:, None] * C + channels[None, :]
-            d1 = tl.load(at, mask=inside[:, None], other=0.0).to(tl.float64)
+            d1 = tl.load(at, mask=inside[:, None], other=0.0).to(WORK)
             at += padded.to(tl.int64) * C
-            d2 = tl.load(at, mask=inside[:, None], other=0.0).to(tl.float64)
+            d2 = tl.load(at, mask=inside[:, None], other=0.0).to(WORK)
             # The moments of a mode with z = 1, against their gradients.
             nu = (
-                d1 * (e[0] + 2.0 * gamma * phi[0] + w * phi[1]) + d2 * phi[0],
-                d1 * (e[1] + 2.0 * gamma * phi[1] - w * phi[0]) + d2 * phi[1],
+                d1 * (e[0] + 2.0 * damping * phi[0] + turn * phi[1]) + d2 * phi[0],
+                d1 * (e[1] + 2.0 * damping * phi[1] - turn * phi[0]) + d2 * phi[1],
             )
             turned_nu = _times(basis, nu)
             to_cos += tl.sum(turned_nu[0], 0)
@@ -233,19 +292,19 @@ def mode_moments_adjoint(
             ze = _times(z, e)
             zf = _times(z, f)
             zj = _times(z, j)
-            to_phi = (2.0 * gamma * d1 + d2, -w * d1)
+            to_phi = (2.0 * damping * d1 + d2, -turn * d1)
             more = _times(to_phi, zj)
             by_d = (d1 * zf[0] + more[0], d1 * zf[1] + more[1])
             more = _times(to_phi, zf)
-            cf = _times(c, zf)
+            cf = _times(_rounded(c, WORK), zf)
             by_c = (
-                2.0 * more[0] - d1 * (s * ze[0] + 2.0 * cf[0]),
-                2.0 * more[1] - d1 * (s * ze[1] + 2.0 * cf[1]),
+                2.0 * more[0] - d1 * (gap * ze[0] + 2.0 * cf[0]),
+                2.0 * more[1] - d1 * (gap * ze[1] + 2.0 * cf[1]),
             )
             to_omega2 += tl.sum(by_d[0], 0)
-            to_gamma += tl.sum(by_c[0] + 2.0 * w * by_d[1] + 2.0 * d1 * zphi[0], 0)
-            since = (tl.load(times + tl.minimum(rows, length - 1)) - origin)[:, None]
-            more = by_c[1] - 2.0 * (w * by_d[0] - gamma * by_d[1]) + d1 * zphi[1]
+            to_gamma += tl.sum(by_c[0] + 2.0 * turn * by_d[1] + 2.0 * d1 * zphi[0], 0)
+            since = (tl.load(times + tl.minimum(rows, length - 1)) - origin)[:, None].to(WORK)
+            more = by_c[1] - 2.0 * (turn * by_d[0] - damping * by_d[1]) + d1 * zphi[1]
             to_w += tl.sum(more - since * znu[1], 0)
         at = to_weight + (part * modes + mode) * (2 * C) + channels
         tl.store(at, to_cos)

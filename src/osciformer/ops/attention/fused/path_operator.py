@@ -108,6 +108,7 @@ def _modes(
     times: Tensor,
     origin: Tensor,
     padded: int,
+    is_precise: bool,
 ) -> Tensor:
     batch, length = times.shape
     num_modes = bank.shape[0]
@@ -128,6 +129,7 @@ def _modes(
         ROWS=_ROWS,
         WIDTH=_CHANNELS,
         C=channels,
+        PRECISE=is_precise,
         num_warps=4,
     )
     return moment
@@ -141,7 +143,13 @@ def _phases(times: Tensor, origin: Tensor, bank: Tensor) -> Tensor:
 
 @_modes.register_fake
 def _(
-    weight: Tensor, bank: Tensor, spectrum: Tensor, times: Tensor, origin: Tensor, padded: int
+    weight: Tensor,
+    bank: Tensor,
+    spectrum: Tensor,
+    times: Tensor,
+    origin: Tensor,
+    padded: int,
+    is_precise: bool,
 ) -> Tensor:
     heads, channels = spectrum.shape[1:]
     shape = (times.shape[0] * heads, 2, padded, channels)
@@ -156,6 +164,7 @@ def _modes_back(
     times: Tensor,
     origin: Tensor,
     to_moment: Tensor,
+    is_precise: bool,
 ) -> list[Tensor]:
     batch, length = times.shape
     num_modes = bank.shape[0]
@@ -184,6 +193,7 @@ def _modes_back(
         ROWS=_ROWS,
         WIDTH=_CHANNELS,
         C=channels,
+        PRECISE=is_precise,
         num_warps=4,
     )
     return [
@@ -200,21 +210,30 @@ def _(weight: Tensor, bank: Tensor, spectrum: Tensor, *rest: Any) -> list[Tensor
 
 def _modes_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.save_for_backward(*inputs[:5])
+    ctx.is_precise = inputs[6]
 
 
 def _modes_pull_back(ctx: Any, to_moment: Tensor) -> tuple[Tensor | None, ...]:
-    return (*_modes_back(*ctx.saved_tensors, to_moment.contiguous()), None, None, None)
+    found = _modes_back(*ctx.saved_tensors, to_moment.contiguous(), ctx.is_precise)
+    return (*found, None, None, None, None)
 
 
 _modes.register_autograd(_modes_pull_back, setup_context=_modes_context)
 
 
 def moments_of_modes(
-    weight: Tensor, bank: Tensor, spectrum: Tensor, times: Tensor, origin: Tensor, padded: int
+    weight: Tensor,
+    bank: Tensor,
+    spectrum: Tensor,
+    times: Tensor,
+    origin: Tensor,
+    padded: int,
+    *,
+    is_precise: bool,
 ) -> Tensor:
     """Return the moments of a sum of sinusoids over the gap after each token.
 
-    All are float64 and contiguous.
+    Tensors are float64 and contiguous.
 
     Args:
         weight: Coefficients of cosine and sine, ``[B, H, J, 2, C]``.
@@ -223,9 +242,10 @@ def moments_of_modes(
         times: ``[B, N]``.
         origin: ``[B, 1]``, the times that phases count from.
         padded: Rows of the result, a multiple of 64.
+        is_precise: As float32 tokens need it; otherwise good for half precision.
 
     Returns:
         ``[B H, 2, padded, C]`` float32, 0 after the last token.
     """
-    found: Tensor = _modes(weight, bank, spectrum, times, origin, padded)
+    found: Tensor = _modes(weight, bank, spectrum, times, origin, padded, is_precise)
     return found

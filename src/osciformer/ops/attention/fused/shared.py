@@ -49,7 +49,10 @@ def attend_shared(
         origin = path.origin.double().contiguous()
         # Without ties nobody reads the path at the rows.
         own = k.detach() if strict else _at_tokens(weight, bank, times - origin, k.dtype)
-        moment = moments_of_modes(weight, bank, key_spectrum, times, origin, padded)
+        is_precise = k.dtype == torch.float32
+        moment = moments_of_modes(
+            weight, bank, key_spectrum, times, origin, padded, is_precise=is_precise
+        )
     out, lse = attend_path(
         own,
         moment,
