@@ -1,4 +1,4 @@
-"""`import osciformer` costs torch and numpy, and nothing more."""
+"""`import osciformer` costs next to nothing; its names cost torch and numpy, and no more."""
 
 from __future__ import annotations
 
@@ -27,20 +27,21 @@ import json, sys
 import numpy, torch
 before = set(sys.modules)
 import osciformer
+assert all(getattr(osciformer, name) is not None for name in osciformer.__all__)
 print(json.dumps(sorted(set(sys.modules) - before)))
 """
 
 
 @pytest.fixture(scope="module")
 def added_modules() -> list[str]:
-    """Names that `import osciformer` adds to `sys.modules` in a fresh interpreter."""
+    """Names that osciformer and its public names add to `sys.modules` in a fresh interpreter."""
     result = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout)
 
 
 def test_fresh_interpreter_imports_the_package(added_modules: list[str]) -> None:
-    assert "osciformer" in added_modules
+    assert {"osciformer", "osciformer.nn", "osciformer.ops"} <= set(added_modules)
 
 
 @pytest.mark.parametrize("package", HEAVY)
@@ -51,10 +52,28 @@ def test_import_leaves_out(package: str, added_modules: list[str]) -> None:
 def test_import_prints_nothing_and_keeps_the_random_state() -> None:
     program = (
         "import torch; torch.manual_seed(3); before = torch.get_rng_state();"
-        "import osciformer; assert torch.equal(before, torch.get_rng_state())"
+        "from osciformer import *; assert torch.equal(before, torch.get_rng_state())"
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
+
+
+def test_torch_waits_for_the_first_name() -> None:
+    program = (
+        "import sys, osciformer\n"
+        "print([name for name in ('torch', 'numpy') if name in sys.modules])\n"
+        "print(osciformer.math.__name__, 'torch' in sys.modules)"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert result.stdout.split("\n")[:2] == ["[]", "osciformer.math True"], result.stderr
+
+
+def test_unknown_names_are_refused_and_known_ones_listed() -> None:
+    import osciformer
+
+    with pytest.raises(AttributeError, match="'osciformer' has no attribute 'Nonsense'"):
+        _ = osciformer.Nonsense
+    assert {*osciformer.__all__, "math", "nn", "ops"} <= set(dir(osciformer))
 
 
 # None in sys.modules is a package that cannot be imported.

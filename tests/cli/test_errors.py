@@ -262,3 +262,46 @@ def test_program_without_its_extras_says_what_to_install() -> None:
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert result.returncode == 1
     assert 'pip install "osciformer[cli]"' in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "wanted"),
+    [
+        pytest.param(["--accelerator=gpu"], "--accelerator gpu needs a CUDA device", id="gpu"),
+        pytest.param(["--strategy=fsdp"], "--strategy fsdp needs GPUs", id="fsdp"),
+        pytest.param(["--accelerator=tpu"], "one of 'auto', 'cpu', 'gpu'; got 'tpu'", id="tpu"),
+    ],
+)
+def test_devices_that_are_not_there_are_refused_before_the_table_is_read(
+    flags: list[str],
+    wanted: str,
+    cli: Call,
+    tables: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    outcome = cli("fit", tables / "wide.csv", *ILL, *TINY, *flags, "-o", tmp_path / "run")
+    assert outcome.code == 1
+    assert wanted in outcome.err
+    assert "series" not in outcome.err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("accelerator", ["gpu", "tpu"])
+@pytest.mark.parametrize("command", ["predict", "evaluate"])
+def test_predictions_without_the_device_are_refused(
+    command: str,
+    accelerator: str,
+    cli: Call,
+    runs: Path,
+    tables: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    call = [command, runs / "regression", tables / "wide.csv", f"--accelerator={accelerator}"]
+    outcome = cli(*call, "-o", tmp_path / "p.csv")
+    assert outcome.code == 1
+    assert accelerator in outcome.err
+    assert list(tmp_path.iterdir()) == []

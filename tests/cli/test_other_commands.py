@@ -20,18 +20,42 @@ from osciformer.data import IrregularSeries, load_npz
 
 Call = Callable[..., Any]
 
-HEAVY = ("pandas", "pyarrow", "pytorch_lightning", "sklearn", "matplotlib", "scipy")
+HEAVY = ("torch", "pandas", "pyarrow", "pytorch_lightning", "sklearn", "matplotlib", "scipy")
 
 
-def test_help_imports_nothing_heavy() -> None:
+@pytest.mark.parametrize(
+    ("arguments", "code", "shown"),
+    [
+        pytest.param(["--help"], 0, "evaluate", id="help"),
+        pytest.param(["fit", "--help"], 0, "--num-layers", id="help of a command"),
+        pytest.param(["--version"], 0, "osciformer ", id="version"),
+        pytest.param(["fit", "--dimm=3"], 2, "--dim", id="unknown flag"),
+        pytest.param(
+            ["fit", "no.csv", "--task=classify", "--output=x"], 2, "classification", id="task"
+        ),
+        pytest.param(
+            ["fit", "no.csv", "--task=regression", "--output=x"], 1, "no file", id="missing table"
+        ),
+        pytest.param(
+            ["predict", "no", "no.csv", "--output=x.csv"], 1, "no run folder", id="no run"
+        ),
+    ],
+)
+def test_help_and_wrong_calls_import_nothing_heavy(
+    arguments: list[str], code: int, shown: str, tmp_path: Path
+) -> None:
     program = (
-        "import sys\nfrom osciformer.cli import main\ncode = main(['--help'])\n"
+        f"import sys\nfrom osciformer.cli import main\ncode = main({arguments})\n"
         f"print([name for name in {HEAVY} if name in sys.modules], file=sys.stderr)\n"
         "sys.exit(code)"
     )
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert (result.returncode, result.stderr.strip()) == (0, "[]")
-    assert all(name in result.stdout for name in ("fit", "predict", "evaluate", "data", "demo"))
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert result.returncode == code, result.stderr
+    assert result.stderr.strip().endswith("[]")
+    assert shown in result.stdout + result.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_module_is_the_program() -> None:
@@ -117,6 +141,13 @@ def test_data_get_without_output_names_files(cli: Call, toy_set: str, tmp_path: 
     assert cli("data", "get", toy_set).code == 0
     assert cli("data", "get", toy_set, "-o", tmp_path / "x.csv").code == 2
     assert cli("data", "get", toy_set, "--split=train", "-o", tmp_path / "x.doc").code == 2
+
+
+def test_data_describe_reads_from_disk(cli: Call, tables: Path) -> None:
+    flags = ["--id=who", "--time=hour", "--stream"]
+    outcome = cli("data", "describe", tables / "wide.parquet", *flags)
+    assert outcome.code == 0, outcome.err
+    assert "read from disk" in outcome.out
 
 
 def test_bench_passes_its_arguments_on(cli: Call, monkeypatch: pytest.MonkeyPatch) -> None:

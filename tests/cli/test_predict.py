@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -156,3 +157,26 @@ def test_dates_come_back_as_dates(cli: Call, frame: Any, tmp_path: Path) -> None
     times.to_parquet(tmp_path / "times.parquet")
     assert cli(*call, "--times", tmp_path / "times.parquet").code == 0
     assert (pd.read_parquet(path).hour == pd.Timestamp("2024-01-02")).all()
+
+
+def test_predictions_are_written_part_by_part(
+    cli: Call, runs: Path, tables: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from osciformer.cli import tables as reading
+    from osciformer.cli.output import TableWriter
+
+    call = ["predict", runs / "classification", tables / "wide.parquet", "--stream"]
+    assert cli(*call, "-o", tmp_path / "whole.csv").code == 0
+    sizes: list[int] = []
+    write = TableWriter.write
+
+    def count(self: TableWriter, columns: Any) -> None:
+        sizes.append(len(columns["who"]))
+        write(self, columns)
+
+    monkeypatch.setattr(TableWriter, "write", count)
+    monkeypatch.setattr(reading, "chunks", partial(reading.chunks, size=12))
+    assert cli(*call, "-o", tmp_path / "parts.csv").code == 0
+    assert sizes == [12, 12, 12, 4]
+    whole, parts = (pd.read_csv(tmp_path / f"{name}.csv") for name in ("whole", "parts"))
+    pd.testing.assert_frame_equal(whole, parts, rtol=1e-5)

@@ -98,6 +98,26 @@ def test_bad_csv_is_refused(tmp_path: Path, text: str, message: str) -> None:
         read_csv(write(tmp_path / "a.csv", text), id="id", time="t")
 
 
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+@pytest.mark.parametrize("role", ["values", "static"])
+def test_missing_columns_have_near_matches_among_all(
+    tmp_path: Path, ending: str, role: str
+) -> None:
+    frame = random_series(5).to_frame("pandas").rename(columns={"age": "Pulse"})
+    path = tmp_path / f"a.{ending}"
+    frame.to_csv(path, index=False) if ending == "csv" else frame.to_parquet(path)
+    # Of the columns that are read, none is near: `Pulse` is not among them.
+    layout = {"id": "id", "time": "time", "values": ["height"]} | {role: ["pulse"]}
+    with pytest.raises(ValueError, match="no column 'pulse'; did you mean 'Pulse'"):
+        read_table(path, **layout)
+
+
+def test_absent_columns_can_be_allowed(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", "id,t,x\n1,2,3\n")
+    series = read_csv(path, id="id", time="t", values=["x", "y"], allow_absent=True)
+    np.testing.assert_array_equal(series.values, [[3.0, np.nan]])
+
+
 @pytest.mark.parametrize("name", ["a.csv.gz", "a.parquet", "a.npz", "a.ts.gz"])
 def test_files_that_are_cut_off_are_refused(tmp_path: Path, name: str) -> None:
     series, path = random_series(50), tmp_path / name

@@ -30,6 +30,7 @@ COLUMNS: dict[str, Any] = {
     "static": ["age", "height"],
     "label": "label",
 }
+BARE: dict[str, Any] = {"id": "id", "time": "time", "label": "label"}
 SERIES = random_series(60)
 
 
@@ -182,3 +183,40 @@ def test_chunks_of_dates_agree(tmp_path: Path) -> None:
     assert isinstance(series, IrregularSeries)
     assert series.times.tolist() == [0.0, 1.0, 0.0]
     assert series.to_frame("pyarrow")["time"].to_pylist() == stamps.to_pylist()
+
+
+def test_further_static_features_come_with_their_series(table_path: Path) -> None:
+    table = ParquetSeries(table_path, chunk_rows=50, **COLUMNS)
+    number = np.arange(60.0)[:, None]
+    wider = table.with_static(number, ["number"]).with_static(-number, ["minus"])
+    assert wider.static_names == ("age", "height", "number", "minus")
+    found = concatenate(list(wider.chunks()))
+    assert found.static_names == wider.static_names
+    np.testing.assert_array_equal(found.static, np.hstack([SERIES.static, number, -number]))
+    assert table.static_names == ("age", "height")
+
+
+def test_further_static_features_follow_selections(table_path: Path) -> None:
+    table = ParquetSeries(table_path, chunk_rows=50, static=["age"], **BARE)
+    chosen = np.array([3, 17, 40, 59])
+    later = table.with_static(np.arange(60.0)[:, None], ["number"]).select(chosen).read()
+    assert later.static[:, 1].tolist() == chosen.tolist()
+    first = table.select(chosen).with_static(np.arange(4.0)[:, None], ["number"])
+    assert first.read().static[:, 1].tolist() == [0.0, 1.0, 2.0, 3.0]
+    assert first.select([2]).read().static[:, 1].tolist() == [2.0]
+
+
+@pytest.mark.parametrize(
+    ("rows", "names", "message"),
+    [
+        (59, ["number"], r"static must be \[60, S\]; got \[59, 1\]"),
+        (60, ["age"], "'age' occurs twice"),
+        (60, ["a", "b"], "must have 2 entries; got 3"),
+    ],
+)
+def test_bad_static_features_are_refused(
+    table_path: Path, rows: int, names: list[str], message: str
+) -> None:
+    table = ParquetSeries(table_path, static=["age"], **BARE)
+    with pytest.raises(ValueError, match=message):
+        table.with_static(np.zeros((rows, 1)), names)

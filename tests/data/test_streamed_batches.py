@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -154,3 +156,31 @@ def test_the_number_of_workers_must_be_announced(table: ParquetSeries) -> None:
     stream = StreamedBatches(table, 4, num_workers=2)
     with pytest.raises(ValueError, match="num_workers=2 was announced"):
         next(iter(stream))
+
+
+def peaks(path: Path, num_series: int) -> tuple[int, int]:
+    """Return the largest memory of NumPy and of Arrow while a table is read as batches."""
+    import pyarrow as pa
+
+    rows = np.arange(num_series * 50)
+    columns = {"id": rows // 50, "time": rows.astype(float), "x": np.sin(rows), "y": np.cos(rows)}
+    parquet.write_table(pa.table(columns), path, row_group_size=1000)
+    del rows, columns
+    table = ParquetSeries(path, id="id", time="time", chunk_rows=1000)
+    pool = pa.system_memory_pool()
+    before, default = pool.bytes_allocated(), pa.default_memory_pool()
+    pa.set_memory_pool(pool)
+    tracemalloc.start()
+    try:
+        arrow = max(pool.bytes_allocated() - before for _ in StreamedBatches(table, 16))
+        return tracemalloc.get_traced_memory()[1], arrow
+    finally:
+        tracemalloc.stop()
+        pa.set_memory_pool(default)
+
+
+def test_memory_does_not_grow_with_the_table(tmp_path: Path) -> None:
+    small, large = (peaks(tmp_path / "a.parquet", count) for count in (200, 1600))
+    # The ids and beginnings of eight times the series are all that is more.
+    assert large[0] < 1.5 * small[0]
+    assert large[1] <= 1.5 * small[1]

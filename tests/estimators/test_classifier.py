@@ -13,6 +13,7 @@ from osciformer.data import IrregularSeries
 from osciformer.estimators import OsciFormerClassifier, load_estimator
 from osciformer.saving import ModelFileError
 from osciformer.train import TrainingInterrupted
+from osciformer.train.run_folder import CheckpointError
 
 from .toy import TINY, frequencies, two_levels
 
@@ -189,6 +190,31 @@ def test_interrupted_fit_can_be_used_and_continued(
     assert model.predict(X).shape == (40,)
     whole = OsciFormerClassifier(**{**TINY, "max_epochs": 4}).fit(X)
     assert (model.fit(X).predict_proba(X) == whole.predict_proba(X)).all()
+
+
+@pytest.mark.parametrize(
+    ("changed", "wanted"),
+    [
+        ({"dropout": 0.1}, r"dropout was 0\.3, is 0\.1"),
+        ({"clip": None}, r"clip was 6\.0, is None"),
+        ({"pool": ("last",)}, r"pool was \['last', 'mean', 'max'\], is \['last'\]"),
+        ({"class_weight": "balanced"}, "class_weight was None, is 'balanced'"),
+    ],
+    ids=lambda item: next(iter(item)) if isinstance(item, dict) else "",
+)
+def test_changed_settings_are_refused_on_resume(
+    changed: dict[str, Any], wanted: str, resumable: Path
+) -> None:
+    settings = {**TINY, "run_dir": resumable, "resume": True, **changed}
+    with pytest.raises(CheckpointError, match=wanted):
+        OsciFormerClassifier(**settings).fit(two_levels(24))
+
+
+@pytest.fixture(scope="module")
+def resumable(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run")
+    OsciFormerClassifier(**TINY, run_dir=folder).fit(two_levels(24))
+    return folder
 
 
 def labelled(labels: Any) -> tuple[IrregularSeries, Any]:

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import csv
 import random
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,9 +21,12 @@ from osciformer.train import (
     SeriesSource,
     TrainConfig,
     TrainingInterrupted,
+    choose_device,
     fit,
 )
-from osciformer.train.run_folder import CheckpointError
+from osciformer.train.fitting import _processes, check_hardware
+from osciformer.train.module import TrainingModule
+from osciformer.train.run_folder import SETUP_KEY, CheckpointError
 
 from .toy import LevelModel, MeanModel, make_model, make_sources, shifted_series
 
@@ -197,6 +202,41 @@ def test_other_settings_are_refused_on_resume(tmp_path: Path) -> None:
         run(TrainConfig(**{**CONFIG.to_dict(), "learning_rate": 0.5}), resume=tmp_path)
 
 
+def small_model(**settings: Any) -> SeriesModel:
+    config = {"input_dim": 2, "output_dim": 2, "dim": 8, "num_layers": 1, "num_heads": 1}
+    return SeriesModel(SeriesModelConfig(**config | settings))
+
+
+def test_other_model_is_refused_on_resume_by_the_name_of_the_setting(tmp_path: Path) -> None:
+    config = TrainConfig(max_epochs=1, batch_size=16, accelerator="cpu")
+    sources = make_sources(config)
+    fit(small_model(), *sources, config, run_dir=tmp_path)
+    fit(small_model(), *sources, config, resume=tmp_path)
+    # Dropout has no weights, so that nothing but the configuration tells.
+    with pytest.raises(CheckpointError, match=r"dropout was 0\.3, is 0\.1"):
+        fit(small_model(dropout=0.1), *sources, config, resume=tmp_path)
+
+
+def test_other_task_or_settings_are_refused_on_resume(tmp_path: Path) -> None:
+    task, *sources = make_sources(CONFIG)
+    same, other = {"clip": (1, 2)}, replace(task, label_smoothing=0.2)
+    fit(make_model(), task, *sources, CONFIG, run_dir=tmp_path, settings=same)
+    with pytest.raises(CheckpointError, match=r"label_smoothing was 0\.0, is 0\.2"):
+        fit(make_model(), other, *sources, CONFIG, resume=tmp_path)
+    with pytest.raises(CheckpointError, match=r"clip was \[1, 2\], is None"):
+        fit(make_model(), task, *sources, CONFIG, resume=tmp_path, settings={"clip": None})
+    assert fit(make_model(), task, *sources, CONFIG, resume=tmp_path, settings=same).history
+
+
+def test_checkpoint_that_says_nothing_of_the_model_is_taken(tmp_path: Path) -> None:
+    run(run_dir=tmp_path)
+    path = tmp_path / "last.ckpt"
+    content = torch.load(path, weights_only=True)
+    del content[SETUP_KEY]
+    torch.save(content, path)
+    assert len(run(resume=tmp_path).history) == CONFIG.max_epochs
+
+
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 nonsense", b"hello"])
 def test_file_that_is_no_checkpoint_is_refused(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "last.ckpt").write_bytes(content)
@@ -232,8 +272,59 @@ def test_loss_that_is_not_finite_is_an_error() -> None:
 
 
 def test_sharding_without_gpus_is_refused() -> None:
-    with pytest.raises(ValueError, match="strategy='fsdp' needs GPUs; use 'ddp'"):
+    with pytest.raises(ValueError, match="strategy='fsdp' needs GPUs; use strategy='ddp'"):
         run(TrainConfig(**{**CONFIG.to_dict(), "strategy": "fsdp"}))
+
+
+def test_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(RuntimeError, match=r"accelerator='gpu' needs a CUDA device.*'auto'"):
+        run(TrainConfig(**{**CONFIG.to_dict(), "accelerator": "gpu"}))
+    with pytest.raises(ValueError, match="accelerator must be one of 'auto', 'cpu', 'gpu'"):
+        choose_device("tpu")
+
+
+def test_more_gpus_than_there_are_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(ValueError, match="devices=2 needs as many GPUs, and torch sees 1 here"):
+        check_hardware("gpu", "auto", 2)
+    check_hardware("gpu", "fsdp", 1)
+    check_hardware("cpu", "ddp", 2)
+
+
+def test_gradient_is_clipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    bounds: list[float] = []
+    clip = nn.utils.clip_grad_norm_
+
+    def note(parameters: Any, bound: float, *args: Any, **kwargs: Any) -> torch.Tensor:
+        bounds.append(bound)
+        return clip(parameters, bound, *args, **kwargs)
+
+    monkeypatch.setattr(nn.utils, "clip_grad_norm_", note)
+    run(TrainConfig(**{**CONFIG.to_dict(), "max_epochs": 1, "gradient_clip": 0.25}))
+    assert set(bounds) == {0.25}
+    bounds.clear()
+    run(TrainConfig(**{**CONFIG.to_dict(), "max_epochs": 1, "gradient_clip": None}))
+    assert bounds == []
+
+
+def test_gradient_in_pieces_is_clipped_by_their_owner() -> None:
+    # FSDP's wrapper of the model knows the norm over all pieces; a stand-in, for want of GPUs.
+    bounds: list[float] = []
+    module = TrainingModule(make_model(), make_sources(CONFIG)[0], CONFIG)
+    wrapper = SimpleNamespace(clip_grad_norm_=bounds.append)
+    module._trainer = SimpleNamespace(strategy=SimpleNamespace(model=wrapper))  # type: ignore[assignment]
+    module.configure_gradient_clipping(None, 0.25, "norm")
+    assert bounds == [0.25]
+
+
+def test_sharding_is_what_lightning_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    config = TrainConfig(accelerator="gpu", strategy="fsdp", devices=2, num_nodes=3)
+    asked = _processes(config)
+    assert (asked["devices"], asked["num_nodes"]) == (2, 3)
+    assert type(asked["strategy"]).__name__ == "FSDPStrategy"
 
 
 def test_mixed_precision_learns_too() -> None:

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from osciformer import __version__
 from osciformer.cli import data, demo, evaluate, fit, info, predict
 from osciformer.cli.errors import guarded, set_debug
 
@@ -17,10 +18,22 @@ app = typer.Typer(
 )
 
 
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        typer.echo(f"osciformer {__version__}")
+        raise typer.Exit
+
+
 @app.callback(invoke_without_command=False)
 def osciformer(
     debug: Annotated[
         bool, typer.Option("--debug", help="Show where in the program an error arose.")
+    ] = False,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Show the version and end."
+        ),
     ] = False,
 ) -> None:
     """Learn from irregularly sampled time series: tables in, predictions out.

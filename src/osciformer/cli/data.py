@@ -48,6 +48,9 @@ def describe(
     time: Annotated[str | None, typer.Option(help="For a file: column of times.")] = None,
     variable: Annotated[str | None, typer.Option(help="For a file: column of names.")] = None,
     value: Annotated[str | None, typer.Option(help="For a file: column of values.")] = None,
+    stream: Annotated[
+        bool | None, typer.Option(help="For a file: read Parquet part by part.")
+    ] = None,
 ) -> None:
     """Show content, splits, licence, citation and files of a data set, or sum up a table."""
     from osciformer.data import describe_dataset
@@ -58,7 +61,7 @@ def describe(
         return
     given = {"id": id, "time": time, "variable": variable, "value": value, "empty": "keep"}
     layout = tables.make_layout(given, TASKS[-1], path)
-    _print_summary(name, tables.open_table(path, layout))
+    _print_summary(name, tables.open_table(path, layout, stream=stream))
 
 
 def _print_summary(name: str, data: Any) -> None:

@@ -15,6 +15,7 @@ from osciformer.cli.errors import CommandError
 from osciformer.cli.output import print_table, to_json, write_json
 from osciformer.cli.predict import (
     AcceleratorOption,
+    LabelsIdOption,
     RunArgument,
     StreamOption,
     TableArgument,
@@ -42,7 +43,7 @@ def evaluate(
     labels: Annotated[
         Path | None, typer.Option(help="Another table, with a row per series, that holds them.")
     ] = None,
-    labels_id: Annotated[str | None, typer.Option(help="Its column of ids.")] = None,
+    labels_id: LabelsIdOption = None,
     rounds: Annotated[
         int, typer.Option("--bootstrap", min=0, help="Samples for the intervals; 0 for none.")
     ] = 1000,
@@ -70,7 +71,15 @@ def evaluate(
         settings["target"] = tuple(target.split(","))
     if labels_id is not None:
         settings["labels_id"] = labels_id
-    estimator, task, data = _open(run, table, settings, stream=stream, accelerator=accelerator)
+    estimator, task, data = _open(
+        run,
+        table,
+        settings,
+        stream=stream,
+        accelerator=accelerator,
+        labels=labels,
+        labels_id=labels_id,
+    )
     if task in SERIES_TASKS:
         truth = _true_labels(estimator, data, settings, task)
         scores = _score_labels(estimator, task, data, truth, rounds, seed, picture)

@@ -19,6 +19,7 @@ from osciformer.cli.config import (
 )
 from osciformer.cli.errors import MISUSED, CommandError
 from osciformer.cli.settings import QUERY_TASKS, SETTINGS, Setting
+from osciformer.cli.static import join_static, static_elsewhere
 
 PATHS = ("table", "labels", "validation")
 
@@ -103,16 +104,26 @@ def fit(
             MISUSED,
         )
     folder = run_folder.RunFolder(output, is_overwriting=overwrite, is_resuming=resume)
+    for name in PATHS:
+        if given.get(name) is not None:
+            tables.refuse_absent(Path(given[name]))
     path = Path(given["table"])
     layout = tables.make_layout(given, task, path)
-    data = tables.open_table(path, layout, stream=given.get("stream"))
+    training.check_device(given)
+    elsewhere = static_elsewhere(given, path)
+    if layout is not None:
+        layout = layout.replace(static=tuple(n for n in layout.static if n not in elsewhere))
+    data = _open(path, given, layout, elsewhere, stream=given.get("stream"))
     given["stream"] = tables.is_streamed(data)
     if run_folder.is_first_process():
         typer.echo(f"{path}: {tables.describe(data)}", err=True)
     labels = tables.labels_for(data, given, task)
     validation = None
     if given.get("validation"):
-        watched = tables.open_table(Path(given["validation"]), layout)
+        path = Path(given["validation"])
+        # From disk like the table, or else if it is large.
+        stream = True if given["stream"] and tables.is_parquet(path) else None
+        watched = _open(path, given, layout, elsewhere, stream=stream)
         validation = watched, tables.labels_for(watched, given, task)
     estimator = training.estimator_class(task)(
         **(estimator_arguments(given) | _covariates(given, task, data.feature_names)),
@@ -132,6 +143,23 @@ def fit(
     )
     if run_folder.is_first_process():
         training.print_validation(metrics, output)
+
+
+def _open(
+    path: Path,
+    given: Mapping[str, Any],
+    layout: Any,
+    elsewhere: tuple[str, ...],
+    *,
+    stream: bool | None,
+) -> Any:
+    """Return the series of a table, with the static features that another one holds."""
+    return join_static(
+        tables.open_table(path, layout, stream=stream),
+        elsewhere,
+        labels=given.get("labels"),
+        labels_id=given.get("labels_id") or given.get("id"),
+    )
 
 
 def _covariates(given: Mapping[str, Any], task: str, features: Any) -> dict[str, Any]:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from osciformer._optional import need
-from osciformer._types import Bool, Float
 from osciformer.cli.errors import MISUSED, CommandError
 from osciformer.cli.output import replacing
 from osciformer.cli.scoring import calibration_bins
+
+if TYPE_CHECKING:
+    from osciformer._types import Bool, Float
 
 ENDINGS = (".png", ".pdf", ".svg")
 

@@ -13,14 +13,16 @@ from osciformer.cli import tables
 from osciformer.cli.asking import Asked, ask
 from osciformer.cli.errors import MISUSED, CommandError
 from osciformer.cli.output import TableWriter, check_table_name, replacing
-from osciformer.cli.run_folder import find_model
+from osciformer.cli.run_folder import find_model, read_config
 from osciformer.cli.settings import QUERY_TASKS
-from osciformer.cli.training import task_of
+from osciformer.cli.static import join_static
+from osciformer.cli.training import check_device, task_of
 
 RunArgument = Annotated[Path, typer.Argument(help="Run folder, or model file.")]
 TableArgument = Annotated[Path, typer.Argument(help="Table with the columns of training.")]
 StreamOption = Annotated[bool | None, typer.Option(help="Read Parquet part by part.")]
 AcceleratorOption = Annotated[str, typer.Option(help="auto, cpu or gpu.")]
+LabelsIdOption = Annotated[str | None, typer.Option(help="Its column of ids.")]
 
 
 def predict(
@@ -40,6 +42,11 @@ def predict(
     quantiles: Annotated[
         bool, typer.Option("--quantiles", help="Write the quantiles besides the median.")
     ] = False,
+    labels: Annotated[
+        Path | None,
+        typer.Option(help="Table with a row per series, for static columns the table lacks."),
+    ] = None,
+    labels_id: LabelsIdOption = None,
     stream: StreamOption = None,
     accelerator: AcceleratorOption = "auto",
 ) -> None:
@@ -49,7 +56,9 @@ def predict(
     forecasting and imputation a row for each series, time and variable.
     """
     check_table_name(output)
-    estimator, task, data = open_run(run, table, stream=stream, accelerator=accelerator)
+    estimator, task, data = open_run(
+        run, table, stream=stream, accelerator=accelerator, labels=labels, labels_id=labels_id
+    )
     asked = None
     if task in QUERY_TASKS:
         asked = ask(estimator, task, data.ids, times=times, horizon=horizon, every=every)
@@ -71,7 +80,14 @@ def predict(
 
 
 def open_run(
-    run: Path, table: Path, *, stream: bool | None, accelerator: str, label: Any = None
+    run: Path,
+    table: Path,
+    *,
+    stream: bool | None,
+    accelerator: str,
+    label: Any = None,
+    labels: Path | None = None,
+    labels_id: str | None = None,
 ) -> tuple[Any, str, Any]:
     """Return the estimator of a run, its task, and the series of a table read as in training.
 
@@ -81,17 +97,33 @@ def open_run(
         stream: Whether to read it part by part; None decides by its size.
         accelerator: Where to compute.
         label: Label columns to read as well.
+        labels: Table of the static features that came from such a table in training.
+        labels_id: Its column of ids; that of training if not given.
     """
+    model = find_model(run)
+    for path in (table, labels):
+        if path is not None:
+            tables.refuse_absent(path)
+    check_device({"accelerator": accelerator})
     from osciformer.estimators import load_estimator
 
-    estimator = load_estimator(find_model(run))
+    estimator = load_estimator(model)
     estimator.accelerator = accelerator
     layout = tables.prediction_layout(
         estimator.layout, tuple(map(str, estimator.feature_names_in_))
     )
     if label is not None and layout is not None:
         layout = layout.replace(label=label)
-    return estimator, task_of(estimator), tables.open_table(table, layout, stream=stream)
+    data = tables.open_table(table, layout, stream=stream)
+    if labels_id is None and run.is_dir():
+        labels_id = read_config(run).get("labels_id")
+    data = join_static(
+        data,
+        [name for name in estimator.static_names_in_ if name not in data.static_names],
+        labels=labels,
+        labels_id=labels_id or (None if estimator.layout is None else id_name(estimator)),
+    )
+    return estimator, task_of(estimator), data
 
 
 def id_name(estimator: Any) -> str:

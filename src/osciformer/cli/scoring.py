@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from osciformer._types import Float, Int
+if TYPE_CHECKING:
+    from osciformer._types import Float, Int
+
 
 # Bins of the calibration error, of equal numbers of series.
 NUM_BINS = 10

@@ -83,10 +83,14 @@ TABLE_SETTINGS = _in_panel(
     _column(
         "features", "texts", "Feature columns, or variables; all if not given.", parameter="values"
     ),
-    _column("static", "texts", "Columns (or variables) with one value per series."),
+    _column(
+        "static",
+        "texts",
+        "Columns (or variables) with one value per series; --labels may hold them, too.",
+    ),
     _column("variable", "text", "Column of names, for tables of (id, time, variable, value)."),
     _column("value", "text", "Column of values, for such tables."),
-    _column("labels", "text", "Another table, with a row per series, that holds the target."),
+    _column("labels", "text", "Another table, a row per series, with the target."),
     _column("labels_id", "text", "Its column of ids, if not called as in the table."),
     _column("validation", "text", "Table for early stopping, in place of a part of the table."),
     _column("stream", "switch", "Read Parquet from disk in each epoch; large files always are."),

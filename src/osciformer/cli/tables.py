@@ -27,13 +27,13 @@ _LAYOUT_SETTINGS = ("variable", "value", "unit", "origin", "time_format", "dupli
 
 def make_layout(given: Mapping[str, Any], task: str, path: Path) -> Layout | None:
     """Return which column means what; None for files that say it themselves."""
-    from osciformer.data import Layout
-
-    if path.name.lower().endswith(_SELF_DESCRIBING):
+    if is_self_describing(path):
         return None
     for name in ("id", "time"):
         if given.get(name) is None:
             raise CommandError(f"--{name} is needed: the column of {path} that holds it", MISUSED)
+    from osciformer.data import Layout  # which takes a second, so that errors come first
+
     label = given.get("target") if task in SERIES_TASKS and not given.get("labels") else None
     chosen = {name: given[name] for name in _LAYOUT_SETTINGS if given.get(name) is not None}
     return Layout(
@@ -46,6 +46,17 @@ def make_layout(given: Mapping[str, Any], task: str, path: Path) -> Layout | Non
     )
 
 
+def is_self_describing(path: Path) -> bool:
+    """Return whether a file says itself what is what, by its ending."""
+    return path.name.lower().endswith(_SELF_DESCRIBING)
+
+
+def refuse_absent(path: Path) -> None:
+    """Refuse a path at which there is nothing, before anything is imported or read."""
+    if not path.exists():
+        raise FileNotFoundError(f"there is no file {path}; check the path")
+
+
 def open_table(
     path: Path, layout: Layout | None, *, stream: bool | None = None
 ) -> IrregularSeries | ParquetSeries:
@@ -56,16 +67,15 @@ def open_table(
         layout: Which column means what.
         stream: Read from disk as needed; None decides by the size.
     """
+    refuse_absent(path)
     from osciformer.data import ParquetSeries, read_table
-    from osciformer.data.columns import check_columns
 
-    is_parquet = path.is_dir() or path.suffix.lower() in (".parquet", ".pq")
-    if stream and not is_parquet:
+    if stream and not is_parquet(path):
         raise CommandError(f"--stream reads Parquet only, not {path}; convert it first", MISUSED)
     if stream is None:
-        stream = is_parquet and _size(path) > STREAM_BYTES
+        stream = is_parquet(path) and _size(path) > STREAM_BYTES
     if layout is None:
-        if not path.name.lower().endswith(_SELF_DESCRIBING):
+        if not is_self_describing(path):
             raise CommandError(
                 f"the model was trained on a file that needs no columns, so that those of {path} "
                 f"mean nothing to it; give a file that ends in {', '.join(_SELF_DESCRIBING)}"
@@ -73,11 +83,12 @@ def open_table(
         return refuse_empty(read_table(path), "error")
     if stream:
         return ParquetSeries(path, layout)
-    is_csv = path.name.lower().endswith(CSV_ENDINGS)
-    if not layout.is_narrow and (is_parquet or is_csv):
-        # Of all columns, so that near matches are found among those that are not read too.
-        check_columns(column_names(path), (*layout.columns, *(layout.values or ()), *layout.static))
     return refuse_empty(read_table(path, layout.replace(empty="keep")), layout.empty)
+
+
+def is_parquet(path: Path) -> bool:
+    """Return whether a path stands for Parquet: a file by its ending, or a folder."""
+    return path.is_dir() or path.suffix.lower() in (".parquet", ".pq")
 
 
 def refuse_empty(series: IrregularSeries, empty: str) -> IrregularSeries:
@@ -101,14 +112,18 @@ def find_labels(
         id: Its column of ids.
         target: Its label column or columns.
     """
-    from osciformer.data import IrregularSeries, join_frame
+    from osciformer.data import join_frame
 
-    count = len(data)
-    bare = IrregularSeries(
-        np.empty(0), np.empty((0, 1)), np.zeros(count + 1, dtype=np.int64), ids=data.ids
-    )
     label = target[0] if len(target) == 1 else list(target)
-    return np.asarray(join_frame(bare, read_frame(path), id=id, label=label).labels)
+    return np.asarray(join_frame(without_rows(data), read_frame(path), id=id, label=label).labels)
+
+
+def without_rows(data: IrregularSeries | ParquetSeries) -> IrregularSeries:
+    """Return series of the same ids that hold nothing, to join another table to."""
+    from osciformer.data import IrregularSeries
+
+    offsets = np.zeros(len(data) + 1, dtype=np.int64)
+    return IrregularSeries(np.empty(0), np.empty((0, 1)), offsets, ids=data.ids)
 
 
 def labels_for(

@@ -38,6 +38,15 @@ def task_of(estimator: Any) -> str:
     return next(task for task in TASKS if isinstance(estimator, estimator_class(task)))
 
 
+def check_device(given: Mapping[str, Any]) -> None:
+    """Refuse devices that are not there, before a table is read."""
+    from osciformer.train.fitting import check_hardware
+
+    check_hardware(
+        given.get("accelerator", "auto"), given.get("strategy", "auto"), given.get("devices", 1)
+    )
+
+
 def verbosity(progress: str) -> int:
     """Return what the estimators call the kind of progress report."""
     levels = {"none": 0, "bar": 1, "lines": 2, "auto": 1 if sys.stderr.isatty() else 2}

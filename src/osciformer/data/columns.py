@@ -59,6 +59,21 @@ def check_columns(present: Sequence[str], wanted: Iterable[str]) -> None:
             )
 
 
+def check_layout(present: Sequence[str], layout: Layout) -> None:
+    """Refuse a layout whose columns a table does not have, before a part of them is read.
+
+    Near matches are sought among all columns. In the narrow layout features are no columns, and
+    static ones need not be.
+
+    Args:
+        present: All columns of the table.
+        layout: Which column means what.
+    """
+    check_columns(present, layout.columns)
+    if not layout.is_narrow and not layout.allow_absent:
+        check_columns(present, (*(layout.values or ()), *layout.static))
+
+
 def read_numbers(column: Any, name: str, *, role: str) -> Float[np.ndarray, "T"]:
     """Return a column of numbers or booleans as float32; null is NaN.
 

@@ -1,4 +1,4 @@
-"""Several containers as one."""
+"""Several containers as one, and further static features."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from osciformer._types import Float
 from osciformer.data.ragged import offsets_of
 from osciformer.data.series import IrregularSeries
 
@@ -48,3 +49,23 @@ def concatenate(parts: Sequence[IrregularSeries]) -> IrregularSeries:
         static_names=first.static_names if first.static is not None else None,
         **{name: join(name) for name in names},
     )
+
+
+def add_static(
+    series: IrregularSeries, static: Float[np.ndarray, "n S"], names: Sequence[str]
+) -> IrregularSeries:
+    """Return the series with further static features behind those that they have.
+
+    Args:
+        series: The series.
+        static: The further features, NaN is a missing one.
+        names: Their names; a name that a static feature has already is an error.
+
+    Example:
+        >>> one = IrregularSeries.from_arrays([[0.0, 1.0]], [[1.0, 2.0]])
+        >>> add_static(one, np.array([[63.0]]), ["age"]).static_names
+        ('age',)
+    """
+    if series.static is not None:
+        static = np.concatenate((series.static, static), axis=1)
+    return series.replace(static=static, static_names=(*series.static_names, *names))

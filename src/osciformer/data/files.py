@@ -14,7 +14,7 @@ import numpy as np
 
 from osciformer._optional import need
 from osciformer.data.checks import name_some
-from osciformer.data.columns import check_columns
+from osciformer.data.columns import check_layout
 from osciformer.data.errors import UnreadableFileError
 from osciformer.data.frames import from_frame
 from osciformer.data.layout import Layout, make_layout
@@ -77,7 +77,7 @@ def read_csv(
     try:
         with csv.open_csv(path, parse_options=parse, read_options=read) as reader:
             names = reader.schema.names
-        check_columns(names, layout.columns)
+        check_layout(names, layout)
         numbers = [name for name in names if name not in layout.columns]
         if layout.value is not None:
             numbers = [layout.value, *(name for name in layout.static if name in names)]
@@ -155,7 +155,7 @@ def parquet_schema(files: Sequence[Path]) -> Any:
 
 def parquet_columns(present: Sequence[str], layout: Layout) -> list[str] | None:
     """Return the columns that need to be read; None for all."""
-    check_columns(present, layout.columns)
+    check_layout(present, layout)
     if layout.values is None and not layout.is_narrow:
         return None
     wanted = (*layout.columns, *layout.static, *(() if layout.is_narrow else layout.values or ()))

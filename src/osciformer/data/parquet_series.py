@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from osciformer._optional import need
-from osciformer._types import Bool, Int
-from osciformer.data.checks import name_some
+from osciformer._types import Bool, Float, Int
+from osciformer.data.checks import check_names, check_static, name_some
 from osciformer.data.columns import check_columns, index_columns, read_codes
-from osciformer.data.combine import concatenate
+from osciformer.data.combine import add_static, concatenate
 from osciformer.data.files import (
     parquet_columns,
     parquet_files,
@@ -75,6 +76,8 @@ class ParquetSeries:
         self.ids, self._offsets = self._find_series(layout.id)
         self._all_ids, self._kept = self.ids, np.ones(len(self.ids), dtype=bool)
         self._blocks = _cut_blocks(self._offsets, chunk_rows)
+        self._further = np.empty((len(self.ids), 0), dtype=np.float32)  # static, see `with_static`
+        self._further_names: tuple[str, ...] = ()
         self.layout = self._name_features(layout, schema)
 
     def __len__(self) -> int:
@@ -90,6 +93,11 @@ class ParquetSeries:
     def feature_names(self) -> tuple[str, ...]:
         """Names of the features."""
         return tuple(self.layout.values or ())
+
+    @property
+    def static_names(self) -> tuple[str, ...]:
+        """Names of the static features."""
+        return (*self.layout.static, *self._further_names)
 
     @property
     def num_rows(self) -> Int[np.ndarray, "n"]:
@@ -109,11 +117,28 @@ class ParquetSeries:
         chosen = np.flatnonzero(self._kept)[positions_of(index, len(self))]
         if len(chosen) == 0:
             raise ValueError("index selects no series; at least one is needed")
-        result = object.__new__(ParquetSeries)
-        vars(result).update(vars(self))
+        result = copy.copy(self)
         result._kept = np.zeros(len(self._kept), dtype=bool)
         result._kept[chosen] = True
         result.ids = self._all_ids[result._kept]
+        return result
+
+    def with_static(self, static: Float[np.ndarray, "n S"], names: Sequence[str]) -> ParquetSeries:
+        """Return the table with further static features, such as those of a table of patients.
+
+        Args:
+            static: A row for each series, in the order of `ids`; NaN is a missing value. They stay
+                in memory.
+            names: Names of the S features.
+        """
+        static = check_static(static, len(self))
+        whole = np.full((len(self._kept), static.shape[1]), np.nan, dtype=np.float32)
+        whole[self._kept] = static
+        result = copy.copy(self)
+        result._further = np.concatenate((self._further, whole), axis=1)
+        result._further_names = (*self._further_names, *map(str, names))
+        count = len(self.layout.static) + result._further.shape[1]
+        check_names("static_names", result.static_names, count, "static")
         return result
 
     def chunks(self) -> Iterator[IrregularSeries]:
@@ -175,8 +200,11 @@ class ParquetSeries:
             except (TypeError, ValueError) as error:
                 rows = self._offsets[self._blocks[block : block + 2]]
                 raise type(error)(f"rows {rows[0]} to {rows[1] - 1}: {error}") from error
-            first = self._blocks[block]
-            yield number[first : first + len(kept)][kept], series if kept.all() else series[kept]
+            series = series if kept.all() else series[kept]
+            positions = self._blocks[block] + np.flatnonzero(kept)
+            if self._further_names:
+                series = add_static(series, self._further[positions], self._further_names)
+            yield number[positions], series
 
     def _kept_in(self, block: int) -> Bool[np.ndarray, "m"]:
         return self._kept[self._blocks[block] : self._blocks[block + 1]]
@@ -255,8 +283,6 @@ class ParquetSeries:
         if not layout.is_narrow:
             taken = {*layout.columns, *layout.static, *index_columns(schema.empty_table())}
             names = layout.values or tuple(name for name in schema.names if name not in taken)
-            if not layout.allow_absent:
-                check_columns(schema.names, (*names, *layout.static))
             return layout.replace(values=names)
         pa, found = need("pyarrow", extra="data"), set[str]()
         for batch in self._decode(0, [str(layout.variable)]):

@@ -281,12 +281,25 @@ class SeriesEstimator(BaseEstimator):
             resume = None
         try:
             result = fit(
-                model, task, train, validation, config, run_dir=self.run_dir, resume=resume
+                model,
+                task,
+                train,
+                validation,
+                config,
+                run_dir=self.run_dir,
+                resume=resume,
+                settings=self._settings_of_result(),
             )
         except TrainingInterrupted as interruption:
             self._remember_result(interruption.result)
             raise
         self._remember_result(result)
+
+    def _settings_of_result(self) -> dict[str, Any]:
+        """Return what decides the result besides `TrainConfig`, which is compared on its own."""
+        others = {*TrainConfig.__dataclass_fields__, "layout", "run_dir", "resume", "random_state"}
+        params = self.get_params(deep=False)
+        return {name: _plain(value) for name, value in params.items() if name not in others}
 
     def _remember_result(self, result: FitResult) -> None:
         self.model_: Any = result.model

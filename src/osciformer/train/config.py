@@ -114,9 +114,19 @@ class TrainConfig:
             >>> TrainConfig(seed=1).conflicts(TrainConfig(seed=2, verbose=1).to_dict())
             ['seed was 2, is 1']
         """
-        mine = self.to_dict()
-        return [
-            f"{name} was {other.get(name)!r}, is {mine[name]!r}"
-            for name in mine
-            if name not in FREE_TO_CHANGE and other.get(name) != mine[name]
-        ]
+        mine = {name: v for name, v in self.to_dict().items() if name not in FREE_TO_CHANGE}
+        return differences({name: other.get(name) for name in mine}, mine)
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return, in words, which settings have another value; those that one side lacks are left out.
+
+    Example:
+        >>> differences({"dropout": 0.3, "dim": 8}, {"dropout": 0.1, "dim": 8, "skip": True})
+        ['dropout was 0.3, is 0.1']
+    """
+    return [
+        f"{name} was {before[name]!r}, is {value!r}"
+        for name, value in now.items()
+        if name in before and before[name] != value
+    ]

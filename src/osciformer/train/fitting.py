@@ -5,15 +5,16 @@ from __future__ import annotations
 import copy
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 from torch import distributed, nn
 
 from osciformer._optional import need
-from osciformer.train.config import TrainConfig
+from osciformer.train.config import Accelerator, TrainConfig
 from osciformer.train.quiet import quiet_lightning, undisturbed_random_state
 from osciformer.train.sources import BatchSource
 from osciformer.train.tasks import Task
@@ -66,6 +67,7 @@ def fit(
     *,
     run_dir: str | Path | None = None,
     resume: str | Path | None = None,
+    settings: Mapping[str, Any] | None = None,
 ) -> FitResult:
     """Train a model and return it with its history.
 
@@ -84,6 +86,9 @@ def fit(
         run_dir: Folder for `history.csv`, `last.ckpt` (written after each epoch) and, if
             TensorBoard is installed, its log; nothing is written if not given.
         resume: Checkpoint, or run folder with one, to go on from.
+        settings: What else decides the result, such as the scaling of the series, by name. A
+            checkpoint of a run with other ones, or with another configuration of the model or the
+            task, is refused.
 
     Returns:
         The model, with the weights of the best epoch, and the history.
@@ -98,9 +103,11 @@ def fit(
     from osciformer.train import module as modules
     from osciformer.train import reporting, run_folder
 
+    check_hardware(config.accelerator, config.strategy, config.devices)
     checkpoint = None if resume is None else run_folder.find_checkpoint(resume)
+    setup = run_folder.describe_setup(model, task, settings or {})
     if checkpoint is not None:
-        run_folder.check_checkpoint(checkpoint, config)
+        run_folder.check_checkpoint(checkpoint, config, setup)
     folder = None if run_dir is None else Path(run_dir)
     monitor = None if validation is None else task.resolve_monitor(config.monitor)
     journal = journals.Journal(monitor, config.patience, config.restore_best)
@@ -108,7 +115,7 @@ def fit(
     if config.verbose:
         callbacks.append(reporting.ProgressReport(journal, is_bar=config.verbose == 1))
     if folder is not None:
-        callbacks.append(run_folder.RunFolder(folder, journal, config))
+        callbacks.append(run_folder.RunFolder(folder, journal, config, setup))
     # FSDP leaves the model's parameters in pieces; the result then goes into a copy.
     result_model = copy.deepcopy(model) if config.strategy == "fsdp" else model
     started = time.perf_counter()
@@ -161,9 +168,31 @@ def num_processes(config: TrainConfig) -> int:
 
 def choose_device(accelerator: str) -> torch.device:
     """Return the device that `TrainConfig.accelerator` means here."""
+    if accelerator not in get_args(Accelerator):
+        allowed = ", ".join(map(repr, get_args(Accelerator)))
+        raise ValueError(f"accelerator must be one of {allowed}; got {accelerator!r}")
     if accelerator == "gpu" and not torch.cuda.is_available():
-        raise RuntimeError("accelerator='gpu' needs a CUDA device, and torch sees none here")
+        raise RuntimeError(
+            "accelerator='gpu' needs a CUDA device, and torch sees none here; use "
+            "accelerator='auto' to compute on what there is"
+        )
     return torch.device("cuda" if accelerator != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def check_hardware(accelerator: str, strategy: str, devices: int) -> None:
+    """Refuse settings that the devices of this machine cannot serve.
+
+    Args:
+        accelerator: As in `TrainConfig`.
+        strategy: As in `TrainConfig`.
+        devices: As in `TrainConfig`; under `torchrun` it is not looked at.
+    """
+    device = choose_device(accelerator)
+    if strategy == "fsdp" and device.type != "cuda":
+        raise ValueError("strategy='fsdp' needs GPUs; use strategy='ddp' or 'auto' on CPUs")
+    count = torch.cuda.device_count()
+    if device.type == "cuda" and not under_torchrun() and devices > count:
+        raise ValueError(f"devices={devices} needs as many GPUs, and torch sees {count} here")
 
 
 def _accelerator(config: TrainConfig) -> str:
@@ -180,8 +209,6 @@ def _processes(config: TrainConfig) -> dict[str, Any]:
     if strategy == "auto":
         strategy = "ddp" if devices * num_nodes > 1 else "auto"
     if strategy == "fsdp":
-        if _accelerator(config) != "gpu":
-            raise ValueError("strategy='fsdp' needs GPUs; use 'ddp' or 'auto' on CPUs")
         strategies = need("pytorch_lightning.strategies", extra="train")
         strategy = strategies.FSDPStrategy(state_dict_type="full")
     return {"devices": devices, "num_nodes": num_nodes, "strategy": strategy}

@@ -112,6 +112,19 @@ class TrainingModule(pl.LightningModule):
             "lr_scheduler": {"scheduler": schedule, "interval": "step"},
         }
 
+    def configure_gradient_clipping(
+        self,
+        optimizer: Any,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        """Bound the norm of the gradient; with FSDP, which Lightning leaves out, of all pieces."""
+        clip_pieces = getattr(self.trainer.strategy.model, "clip_grad_norm_", None)
+        if clip_pieces is not None and gradient_clip_val is not None:
+            clip_pieces(gradient_clip_val)
+        else:
+            self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
+
     def _add(self, total: Tensor, count: Tensor) -> None:
         sums = torch.stack((total.detach(), count.detach())).double()
         self._sums = sums if self._sums is None else self._sums + sums

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import csv
 import importlib.util
+import json
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from osciformer._optional import need
-from osciformer.train.config import TrainConfig
+from osciformer.train.config import TrainConfig, differences
 from osciformer.train.journal import Journal
+from osciformer.train.tasks import Task
 
 if TYPE_CHECKING:
     import pytorch_lightning as pl
@@ -23,6 +27,7 @@ else:
 CHECKPOINT = "last.ckpt"
 HISTORY = "history.csv"
 CONFIG_KEY = "osciformer.config"
+SETUP_KEY = "osciformer.setup"
 
 
 class CheckpointError(ValueError):
@@ -36,10 +41,13 @@ class RunFolder(pl.Callback):
         folder: The run's folder, made if it is not there.
         journal: Its history is written; it must come before this callback.
         config: Put into the checkpoint, so that a run is not continued with other settings.
+        setup: What `describe_setup` says of model and task, put there for the same end.
     """
 
-    def __init__(self, folder: Path, journal: Journal, config: TrainConfig) -> None:
-        self.folder, self.journal, self.config = folder, journal, config
+    def __init__(
+        self, folder: Path, journal: Journal, config: TrainConfig, setup: Mapping[str, Any]
+    ) -> None:
+        self.folder, self.journal, self.config, self.described = folder, journal, config, setup
         folder.mkdir(parents=True, exist_ok=True)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -59,6 +67,25 @@ class RunFolder(pl.Callback):
     ) -> None:
         """Add the settings."""
         checkpoint[CONFIG_KEY] = self.config.to_dict()
+        checkpoint[SETUP_KEY] = dict(self.described)
+
+
+def describe_setup(model: nn.Module, task: Task, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return, by name and as JSON has it, what decides the result besides `TrainConfig`.
+
+    Args:
+        model: Its `config`, if it has one, is a part; weights would not show another dropout.
+        task: Its fields are a part.
+        settings: Further settings.
+    """
+    config: Any = getattr(model, "config", None)
+    found: dict[str, Any] = {}
+    if hasattr(config, "to_dict"):
+        found |= config.to_dict()
+    if is_dataclass(task) and not isinstance(task, type):
+        found |= asdict(task)
+    plain: dict[str, Any] = json.loads(json.dumps({**found, **settings}, default=str))
+    return plain
 
 
 def write_history(path: Path, history: Sequence[Mapping[str, float]]) -> None:
@@ -80,7 +107,7 @@ def find_checkpoint(resume: str | Path) -> Path:
     return path
 
 
-def check_checkpoint(path: Path, config: TrainConfig) -> None:
+def check_checkpoint(path: Path, config: TrainConfig, setup: Mapping[str, Any]) -> None:
     """Refuse a checkpoint that cannot be read, or that belongs to a run with other settings."""
     try:
         # weights_only: nothing in the file is executed.
@@ -90,6 +117,7 @@ def check_checkpoint(path: Path, config: TrainConfig) -> None:
     if not isinstance(found, dict) or CONFIG_KEY not in found:
         raise CheckpointError(f"{path} is not a checkpoint of osciformer.train.fit")
     conflicts = config.conflicts(found[CONFIG_KEY])
+    conflicts += differences(found.get(SETUP_KEY, {}), setup)
     if conflicts:
         raise CheckpointError(
             f"{path} belongs to a run with other settings: {'; '.join(conflicts)}. Use the same "
