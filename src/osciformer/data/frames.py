@@ -43,7 +43,7 @@ def from_frame(frame: Any, layout: Layout | None = None, **settings: Any) -> Irr
     columns.check_columns(table.column_names, layout.columns)
     if table.num_rows == 0:
         raise ValueError("the table has no rows")
-    rows = _sorted_rows(table, layout)
+    rows = sorted_rows(table, layout)
     variables = _Variables.of(rows, layout) if layout.is_narrow else None
     static, static_names = _static(rows, layout, variables)
     read = _wide if variables is None else _narrow
@@ -155,7 +155,7 @@ def to_frame(
 
 
 @dataclass(frozen=True)
-class _Rows:
+class SortedRows:
     """A table in order of series and time.
 
     `order` [T] sorts the rows, None if they are in order; `offsets` [n+1] and `ids` [n] are those
@@ -171,9 +171,11 @@ class _Rows:
     origins: np.ndarray | None
 
     def numbers(self, name: str, role: str) -> Float[np.ndarray, "T"]:
+        """Return a column of numbers, sorted."""
         return self.sort(columns.read_numbers(self.table.column(name), name, role=role))
 
     def sort(self, array: np.ndarray) -> np.ndarray:
+        """Return an array [T] in the order of the sorted rows."""
         return array if self.order is None else array[self.order]
 
 
@@ -186,7 +188,7 @@ class _Variables:
     values: Float[np.ndarray, "T"]
 
     @classmethod
-    def of(cls, rows: _Rows, layout: Layout) -> _Variables:
+    def of(cls, rows: SortedRows, layout: Layout) -> _Variables:
         codes, names = columns.read_codes(rows.table.column(layout.variable))
         if (codes < 0).any():
             raise ValueError(
@@ -197,7 +199,13 @@ class _Variables:
         return cls(tuple(map(str, names)), rows.sort(codes), values)
 
 
-def _sorted_rows(table: Any, layout: Layout) -> _Rows:
+def sorted_rows(table: Any, layout: Layout) -> SortedRows:
+    """Return the rows of an Arrow table by series, in order of appearance, and by time.
+
+    Args:
+        table: An Arrow table.
+        layout: Names the columns of ids and times, and says what the times mean.
+    """
     codes, ids = _read_ids(table, layout.id)
     ticks, axis = columns.read_times(table.column(layout.time), layout)
     if ticks.dtype.kind == "f" and not np.isfinite(ticks).all():
@@ -215,15 +223,15 @@ def _sorted_rows(table: Any, layout: Layout) -> _Rows:
     origins = ticks[offsets[:-1]] if axis.origin == "series" else None
     repeated = None if origins is None else np.repeat(origins, np.diff(offsets))
     times = axis.encode(ticks, repeated)
-    return _Rows(table, order, offsets, ids, times, axis, origins)
+    return SortedRows(table, order, offsets, ids, times, axis, origins)
 
 
-def _rows_by_id(table: Any, id: str) -> _Rows:
+def _rows_by_id(table: Any, id: str) -> SortedRows:
     """Return the rows in the order of series alone, without times."""
     codes, ids = _read_ids(table, id)
     order = np.argsort(codes, kind="stable")
     offsets = offsets_of(np.bincount(codes, minlength=len(ids)))
-    return _Rows(table, order, offsets, ids, np.empty(0), TimeAxis(), None)
+    return SortedRows(table, order, offsets, ids, np.empty(0), TimeAxis(), None)
 
 
 def _read_ids(table: Any, name: str) -> tuple[Int[np.ndarray, "T"], np.ndarray]:
@@ -237,7 +245,7 @@ def _read_ids(table: Any, name: str) -> tuple[Int[np.ndarray, "T"], np.ndarray]:
 
 
 def _wide(
-    rows: _Rows, layout: Layout, variables: _Variables | None
+    rows: SortedRows, layout: Layout, variables: _Variables | None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, tuple[str, ...]]:
     present = rows.table.column_names
     taken = {*layout.columns, *layout.static, *columns.index_columns(rows.table)}
@@ -257,7 +265,7 @@ def _wide(
 
 
 def _narrow(
-    rows: _Rows, layout: Layout, variables: _Variables | None
+    rows: SortedRows, layout: Layout, variables: _Variables | None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, tuple[str, ...]]:
     assert variables is not None
     names = layout.values or tuple(sorted(set(variables.names) - set(layout.static)))
@@ -291,7 +299,7 @@ def _check_variables(present: Sequence[str], wanted: Sequence[str], layout: Layo
 
 
 def _static(
-    rows: _Rows, layout: Layout, variables: _Variables | None
+    rows: SortedRows, layout: Layout, variables: _Variables | None
 ) -> tuple[Float[np.ndarray, "n S"] | None, tuple[str, ...] | None]:
     if not layout.static:
         return None, None
@@ -313,7 +321,7 @@ def _static(
 
 
 def _one_per_series(
-    numbers: Float[np.ndarray, "T"], rows: _Rows, name: str
+    numbers: Float[np.ndarray, "T"], rows: SortedRows, name: str
 ) -> Float[np.ndarray, "n"]:
     low = np.fmin.reduceat(numbers, rows.offsets[:-1])
     high = np.fmax.reduceat(numbers, rows.offsets[:-1])
@@ -329,7 +337,7 @@ def _one_per_series(
 
 
 def _labels(
-    rows: _Rows, layout: Layout, pick: Int[np.ndarray, "m"] | None = None
+    rows: SortedRows, layout: Layout, pick: Int[np.ndarray, "m"] | None = None
 ) -> np.ndarray | None:
     """Return the labels of the series, or of the picked ones, which alone need to have one."""
     if layout.label is None:
