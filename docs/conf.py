@@ -49,6 +49,7 @@ nitpick_ignore = [
 # READMEs that are shown as pages, so that links between them lead to pages too.
 PAGES = {
     "benchmarks/results/README.md": "benchmarks.md",
+    "docs/results.md": "results.md",
     "src/osciformer/math/README.md": "mathematics.md",
     "src/osciformer/ops/attention/README.md": "backends.md",
     "src/osciformer/ops/attention/fused/README.md": "backends.md#the-triton-backend",
