@@ -145,6 +145,14 @@ def test_auto_takes_the_kernels():
         assert torch.equal(call(x), call(x, backend="triton"))
 
 
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -1.0])
+def test_bad_times_are_refused_after_the_kernels_are_queued(bad):
+    x = usual_inputs()
+    x["times"][1, 700] = bad
+    with pytest.raises(ValueError, match=r"times\[1, 70"):
+        run(x, backend="triton")
+
+
 def test_two_runs_agree_to_the_last_bit():
     # Gradients of the spectra are sums over programs, which torch adds up.
     x = usual_inputs()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 
 import pytest
@@ -205,6 +206,27 @@ def test_every_backend_refuses_bad_times(backend):
     x = with_value(make_case(1, 3), "key_times", (0, 2), math.nan)
     with pytest.raises(ValueError, match=r"key_times\[0, 2\] = nan"):
         call(x, backend=backend)
+
+
+# numpy speaks up where the interpreter computes with what is refused later.
+@pytest.mark.filterwarnings("ignore:.*encountered.*:RuntimeWarning")
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="kernels need Triton")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu asks the kernels on the GPU")
+@pytest.mark.parametrize("query", ["hold", "linear", "ridge"])
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -1.0], ids=str)
+def test_kernels_bear_bad_times_until_they_are_refused(query, bad):
+    g = torch.Generator().manual_seed(0)
+    q, k, v = torch.randn(3, 1, 12, 1, 16, generator=g).unbind(0)
+    times = torch.arange(12.0).double().unsqueeze(0)
+    times[0, 7] = bad
+    spectrum = torch.ones(1, 16)
+    spectra = dict.fromkeys(SPECTRA, spectrum)
+    with pytest.raises(ValueError, match=r"key_times\[0, 7\]"):
+        oscillator_attention(q, k, v, times, times, query=query, backend="triton", **spectra)
+    times[0, 7] = 7.0
+    spectra["key_zeta"] = spectrum.index_fill(1, torch.tensor([3]), bad)
+    with pytest.raises(ValueError, match=r"key_zeta\[0, 3\]"):
+        oscillator_attention(q, k, v, times, times, query=query, backend="triton", **spectra)
 
 
 @pytest.fixture

@@ -174,8 +174,9 @@ def oscillator_attention(
         {"key": (key_omega, key_zeta), "value": (value_omega, value_zeta)},
         k.dtype,
     )
-    # The kernels bear any values: the answer is read when they are queued.
-    if name == "triton":
+    # The kernels bear any values, unlike a fit: then the answer is read when they are queued.
+    is_read_later = name == "triton" and query in ("hold", "linear")
+    if is_read_later:
         doubts.send()
     else:
         doubts.settle()
@@ -239,7 +240,7 @@ def oscillator_attention(
             later_out.flip(1).to(lse.dtype),
             later_lse.flip(2).transpose(1, 2),
         )[0].to(out.dtype)
-    if name == "triton":
+    if is_read_later:
         doubts.settle()
     if return_weights:
         assert weights is not None
