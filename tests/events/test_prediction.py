@@ -16,6 +16,7 @@ from osciformer.events import (
     EventSequences,
     PoissonProcess,
     RenewalProcess,
+    predict_last,
     predict_next,
     type_probabilities_at,
 )
@@ -164,3 +165,15 @@ def test_wrong_arguments_and_endless_work_are_refused() -> None:
         predict_next(HAWKES, BATCH, horizon=math.inf)
     with pytest.raises(RuntimeError, match="not predicted after 3 steps"):
         predict_next(HAWKES, BATCH, horizon=1e9, negligible=1e-300, max_steps=3)
+
+
+@pytest.mark.parametrize("process", [HAWKES, RenewalProcess.fit(random_events([30]), num_bins=5)])
+def test_the_last_event_is_predicted_as_among_all(process: EventProcess) -> None:
+    batch = random_events([9, 4, 1, 0]).batch()
+    last = predict_last(process, batch, horizon=50.0, tolerance=1e-8)
+    among_all = predict_next(process, batch, horizon=50.0, tolerance=1e-8)
+    assert last.mask[:, 0].tolist() == [True, True, True, False]
+    rows = torch.arange(3)
+    for name in ("mean", "restricted_mean", "median", "survival", "type_probability"):
+        found, wanted = getattr(last, name)[:3, 0], getattr(among_all, name)
+        torch.testing.assert_close(found, wanted[rows, batch.lengths[:3] - 1], rtol=1e-6, atol=1e-7)

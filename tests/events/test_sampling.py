@@ -196,3 +196,15 @@ def test_a_silent_process_has_no_future() -> None:
 def test_wrong_arguments_are_refused(arguments: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         sample(HAWKES, EMPTY, generator=seeded(), **arguments)
+
+
+def test_probing_comes_to_the_end_of_a_quiet_window_in_few_steps() -> None:
+    reports: list[int] = []
+    sample(
+        WithoutClosedForms(PoissonProcess([1e-6, 1e-6])),
+        EMPTY,
+        until=10.0,
+        generator=seeded(),
+        progress=lambda done, total: reports.append(done),
+    )
+    assert len(reports) <= 9  # eighths of the window, and rounding

@@ -20,13 +20,19 @@ from osciformer.events.likelihood import (
     summarise,
 )
 from osciformer.events.pictures import plot_calibration, plot_intensity
-from osciformer.events.prediction import NextEvent, predict_next, type_probabilities_at
+from osciformer.events.prediction import (
+    NextEvent,
+    predict_last,
+    predict_next,
+    type_probabilities_at,
+)
 from osciformer.events.process import EventProcess
 from osciformer.events.quadrature import Integral, integrate_intensity
 from osciformer.events.reading import events_from_frame, events_from_parquet
 from osciformer.events.sampling import Futures, InvalidBoundError, sample
-from osciformer.events.scores import EventScores, score
+from osciformer.events.scores import EventScores, SequenceScores, score, score_sequences
 from osciformer.events.sequences import EventSequence, EventSequences
+from osciformer.events.stream import EventStream
 
 __all__ = [
     "Calibration",
@@ -35,6 +41,7 @@ __all__ = [
     "EventScores",
     "EventSequence",
     "EventSequences",
+    "EventStream",
     "Futures",
     "GapDensity",
     "HawkesFit",
@@ -47,6 +54,7 @@ __all__ = [
     "NextEvent",
     "PoissonProcess",
     "RenewalProcess",
+    "SequenceScores",
     "calibrate",
     "events_from_frame",
     "events_from_parquet",
@@ -56,10 +64,12 @@ __all__ = [
     "log_likelihood",
     "plot_calibration",
     "plot_intensity",
+    "predict_last",
     "predict_next",
     "rescaled_gaps",
     "sample",
     "score",
+    "score_sequences",
     "simulate_hawkes",
     "summarise",
     "type_probabilities_at",

@@ -126,13 +126,14 @@ def likelihood_terms(
         last = torch.where(batch.lengths > 0, batch.last_times, first)
         start = torch.cat([start, last[:, None]], dim=1)
         end = torch.cat([end, batch.ends[:, None]], dim=1)
-    value = process.compensator(batch, start, end)
+    gaps = process.total_compensator(batch, start, end)
     error = torch.zeros_like(start)
-    if value is None:
-        value, error, _ = integrate_intensity(
+    if gaps is None:
+        by_type, error, _ = integrate_intensity(
             process, batch, start, end, tolerance=tolerance, max_halvings=max_halvings
         )
-    gaps = value.sum(dim=-1).double()
+        gaps = by_type.sum(dim=-1)
+    gaps = gaps.double()
     rates = process.intensity(batch, times)
     of_type = rates.gather(-1, batch.clean_types[..., None])[..., 0].double()
     # Ones, not zeros, under the log: gradients of what is not scored must be 0, not NaN.

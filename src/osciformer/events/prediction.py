@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
 
 from osciformer._types import Float, Tensor
 from osciformer.events.batch import EventBatch
-from osciformer.events.process import EventProcess
+from osciformer.events.process import EventProcess, query_after
 from osciformer.events.quadrature import NUM_NODES, kronrod_rule
 
 # Halvings that locate the median within a step of the integration.
@@ -68,6 +70,7 @@ def predict_next(
     tolerance: float = 1e-6,
     negligible: float = 1e-9,
     max_steps: int = 10_000,
+    scale: float | None = None,
 ) -> NextEvent:
     r"""Return the distribution of the next event after each event of a batch, in summary.
 
@@ -83,12 +86,14 @@ def predict_next(
         tolerance: Largest error of a step, in probability and in mean gaps.
         negligible: Survival below which the rest is left out.
         max_steps: Largest number of steps; more are an error.
+        scale: Length of the first steps, and unit of the tolerance of gaps; the mean gap of the
+            batch if not given.
     """
     if not (math.isfinite(horizon) and horizon > 0):
         raise ValueError(f"horizon must be positive and finite; got {horizon}")
     shape, like = batch.mask.shape, batch.times
     zeros = torch.zeros(shape, dtype=torch.float64, device=like.device)
-    scale = _typical_gap(batch, horizon)
+    scale = _typical_gap(batch, horizon) if scale is None else scale
     march = _March(
         gap=zeros.clone(),
         step=torch.full_like(zeros, scale),
@@ -99,16 +104,18 @@ def predict_next(
         error=zeros.clone(),
     )
     breaks = process.gap_breaks
-    for _ in range(max_steps):
-        live = batch.mask & (march.gap < horizon) & (march.hazard < -math.log(negligible))
-        if not bool(live.any()):
-            break
-        _advance(process, batch, march, live, horizon, breaks, tolerance, scale)
-    else:
-        raise RuntimeError(
-            f"the next event is not predicted after {max_steps} steps; the intensity may jump at "
-            "gaps that gap_breaks of the process does not name, or the tolerance be too small"
-        )
+    with process.remember(batch):
+        for _ in range(max_steps):
+            live = batch.mask & (march.gap < horizon) & (march.hazard < -math.log(negligible))
+            if not bool(live.any()):
+                break
+            _advance(process, batch, march, live, horizon, breaks, tolerance, scale)
+        else:
+            raise RuntimeError(
+                f"the next event is not predicted after {max_steps} steps; the intensity may jump "
+                "at gaps that gap_breaks of the process does not name, or the tolerance be too "
+                "small"
+            )
     survival = torch.exp(-march.hazard)
     # What is left out has been predicted to come before the horizon.
     survival = torch.where(march.gap >= horizon, survival, torch.zeros_like(survival))
@@ -127,6 +134,48 @@ def predict_next(
         error=float(march.error.masked_fill(~batch.mask, 0.0).max()),
         mask=batch.mask,
     )
+
+
+def predict_last(process: EventProcess, batch: EventBatch, **settings: Any) -> NextEvent:
+    """Return the distribution of the event after the last one of each row, in summary.
+
+    It is what `predict_next` says there, without the work for all events before.
+
+    Args:
+        process: The process.
+        batch: Events.
+        **settings: Those of `predict_next`.
+
+    Returns:
+        Predictions with N = 1; where a row has no event its mask is False.
+    """
+    last = (batch.lengths - 1).clamp(min=0)[:, None]
+    times = batch.times.masked_fill(~batch.mask, 0.0)
+    ends = EventBatch(
+        times=times.gather(1, last),
+        types=batch.clean_types.gather(1, last),
+        mask=(batch.lengths > 0)[:, None],
+    )
+    return predict_next(
+        _AfterLast(process, batch), ends, scale=_typical_gap(batch, settings["horizon"]), **settings
+    )
+
+
+class _AfterLast(EventProcess):
+    """A process as it goes on after the last event of each row of a batch."""
+
+    def __init__(self, process: EventProcess, batch: EventBatch) -> None:
+        self.process, self.batch = process, batch
+        self.num_types, self.gap_breaks = process.num_types, process.gap_breaks
+
+    def intensity(self, batch: EventBatch, query_times: Tensor) -> Float[Tensor, "B M K"]:
+        return self.process.intensity(self.batch, query_times)
+
+    def intensity_after(self, batch: EventBatch, gaps: Tensor) -> Float[Tensor, "B N G K"]:
+        return self.intensity(batch, query_after(batch.times, gaps[:, 0]))[:, None]
+
+    def remember(self, batch: EventBatch) -> AbstractContextManager[None]:
+        return self.process.remember(self.batch)
 
 
 def type_probabilities_at(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
@@ -64,6 +65,17 @@ class EventProcess(ABC):
             end: Where they end, not before `start`.
         """
         return None
+
+    def total_compensator(
+        self, batch: EventBatch, start: Float[Tensor, "B M"], end: Float[Tensor, "B M"]
+    ) -> Float[Tensor, "B M"] | None:
+        """Return the exact integral of the intensity of any event, or None; see `compensator`."""
+        by_type = self.compensator(batch, start, end)
+        return None if by_type is None else by_type.sum(dim=-1)
+
+    def remember(self, batch: EventBatch) -> AbstractContextManager[None]:
+        """Return a context in which a batch is asked about repeatedly; it may be encoded once."""
+        return nullcontext()
 
     def upper_bound(
         self, batch: EventBatch, start: Float[Tensor, "B"], end: Float[Tensor, "B"]

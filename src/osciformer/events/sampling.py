@@ -150,6 +150,10 @@ class _Walk:
         """Draw a candidate for each future under way, and accept it or not."""
         live = self.live
         batch, now, end = self.events.take(live), self.now[live], self.end[live]
+        with self.process.remember(batch):
+            self._draw(live, batch, now, end)
+
+    def _draw(self, live: Tensor, batch: EventBatch, now: Tensor, end: Tensor) -> None:
         bound, stop, is_given = self._bound(batch, now, end)
         draws = torch.rand(3, len(live), generator=self.generator, dtype=torch.float64)
         draws = draws.to(now.device)
@@ -191,7 +195,9 @@ class _Walk:
         if given is not None:
             return given.double(), stop, True
         rate = self.process.total_intensity(batch, just_after[:, None])[:, 0].double()
-        stop = torch.minimum(end, now + torch.clamp(2.0 / rate, max=(end - now).max() / 8))
+        # A part of the whole: parts of what is left would never come to the end.
+        longest = (self.end - self.begin)[self.live] / 8
+        stop = torch.minimum(end, now + torch.minimum(2.0 / rate, longest))
         stop = torch.maximum(stop, just_after)
         share = torch.linspace(0, 1, _PROBES, dtype=torch.float64, device=now.device)
         probes = just_after[:, None] + (stop - just_after)[:, None] * share

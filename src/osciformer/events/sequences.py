@@ -174,6 +174,11 @@ class EventSequences:
         return events_from_parquet(path, **settings)
 
     @property
+    def shape(self) -> tuple[int]:
+        """Number of sequences; scikit-learn takes it as that of the samples."""
+        return (len(self),)
+
+    @property
     def lengths(self) -> Int[np.ndarray, "n"]:
         """Number of events of each sequence."""
         return np.diff(self.offsets)
@@ -254,6 +259,30 @@ class EventSequences:
         }
         # Dates cannot be found again from times in a unit that the axis does not know.
         return self.replace(**scaled, time_unit=time_unit, time_axis=None, origins=None)
+
+    def decode_times(
+        self, times: Float[np.ndarray, "..."] | None = None, positions: Any = None
+    ) -> np.ndarray:
+        """Return times as the numbers, dates (UTC) or durations that they came from.
+
+        Args:
+            times: Times in the unit of this container, of any shape; its own [T] if not given.
+            positions: The sequence that each of them belongs to, broadcast against `times`.
+        """
+        if times is None:
+            times, positions = self.times, series_of_rows(self.offsets)
+        origins = None if self.origins is None else self.origins[np.asarray(positions)]
+        return self.time_axis.decode(np.asarray(times, dtype=np.float64), origins)
+
+    def encode_times(self, moments: Any, positions: Any) -> Float[np.ndarray, "..."]:
+        """Return numbers, `datetime64` (UTC) or `timedelta64` as times in the unit of this one.
+
+        Args:
+            moments: As they came, of any shape.
+            positions: The sequence that each of them belongs to, broadcast against `moments`.
+        """
+        origins = None if self.origins is None else self.origins[np.asarray(positions)]
+        return self.time_axis.encode(self.time_axis.ticks_of(np.asarray(moments)), origins)
 
     def batch(self, index: Any = None) -> EventBatch:
         """Return the padded batch of the sequences at some positions; all if not given."""

@@ -7,33 +7,29 @@ $s \in [-1, 1]$. All $N^2$ are solved as one batch, which costs memory $N^2 D$ f
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from itertools import pairwise
+from dataclasses import asdict
 from typing import Any, Literal, get_args
 
 import torch
 from torch import nn
-from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
 
-from osciformer._optional import need
-from osciformer._types import Bool, Float, Int, Tensor
-from osciformer.math.quadrature import gauss_legendre
+from osciformer._types import Bool, Float, Tensor
+from osciformer.models.baselines.contiformer_pairs import (
+    Direction,
+    Field,
+    Method,
+    PairOptions,
+    Quadrature,
+    Query,
+    Solver,
+    attend_pairs,
+    query_spline,
+)
 from osciformer.nn.checks import check_tokens
 from osciformer.ops._checks import check_choice, check_float, check_mask, check_shape, check_times
-from osciformer.ops.padding import blank_absent, clean_times, last_present_index
+from osciformer.ops.padding import blank_absent, clean_times
 
-Field = Callable[[Tensor, Tensor], Tensor]
-Query = Literal["hermite", "linear"]
-Direction = Literal["causal", "bidirectional"]
-Quadrature = Literal["gauss", "trapezoid"]
-Solver = Literal["rk4", "torchdiffeq"]
-Method = Literal["rk4", "dopri5"]
 Activation = Literal["sigmoid", "softplus", "tanh"]
-
-_TOLERANCE = 1e-6  # of dopri5, relative and absolute; the release's constructor has the same
 
 
 def contiformer_attention(
@@ -104,7 +100,7 @@ def contiformer_attention(
         >>> contiformer_attention(q, k, v, times, **fields).shape
         torch.Size([1, 4, 2, 8])
     """
-    options = _Options(
+    options = PairOptions(
         query, direction, quadrature, num_nodes, step, solver, recompute, method, adjoint
     )
     _check_tensors(q, k, v, times, mask)
@@ -116,7 +112,6 @@ def contiformer_attention(
     if mask is not None:
         q, k, v = (blank_absent(x, mask) for x in (q, k, v))
     tokens, keys, values = (x.to(dtype).flatten(2) for x in (q, k, v))  # [B, N, D]
-    own = tokens[:, :, None]  # each row's
 
     # Pairs are [B, rows, keys]. One that is not seen stands still at its key.
     start = times[:, None, :].expand(-1, times.shape[1], -1)
@@ -125,30 +120,21 @@ def contiformer_attention(
     if mask is not None:
         seen = seen & mask[:, :, None] & mask[:, None, :]
     end = torch.where(seen, end, start)
-    apart = (end != start)[..., None]
-    interval = (start.to(dtype), (end - start).to(dtype))
-
-    nodes, weights = options.rule()
-    path = _spline(tokens, times, mask, query)
-    logits: Any = 0.0
-    for x, weight, key in zip(
-        nodes, weights, options.solve(key_field, keys, *interval), strict=True
-    ):
-        if x in (0.0, 1.0):
-            asked = own if x else tokens[:, None]
-        else:  # lerp, unlike start + x * (end - start), never passes the end
-            asked = path(torch.lerp(start, end, x))
-        asked = torch.where(apart, asked, own)
-        logits = logits + weight * (asked * key).unflatten(-1, (heads, channels)).sum(-1)
-    mean: Any = 0.0
-    for weight, value in zip(weights, options.solve(value_field, values, *interval), strict=True):
-        mean = mean + weight * value
-
-    logits = logits / math.sqrt(channels)  # [B, N, N, H]
-    logits = logits.masked_fill(~seen[..., None], torch.finfo(dtype).min)
-    shares = torch.softmax(logits, dim=2) * seen[..., None]
-    out: Tensor = (shares[..., None] * mean.unflatten(-1, (heads, channels))).sum(2)
-    return out.to(v.dtype)
+    attended = attend_pairs(
+        tokens,
+        keys,
+        values,
+        query_spline(tokens, times, mask, query),
+        start,
+        end,
+        seen,
+        own=tokens[:, :, None],
+        num_heads=heads,
+        key_field=key_field,
+        value_field=value_field,
+        options=options,
+    )
+    return attended.unflatten(-1, (heads, channels)).to(v.dtype)
 
 
 class VectorField(nn.Module):
@@ -244,7 +230,7 @@ class ContiFormerAttention(nn.Module):
                 f"dim must be a positive multiple of num_heads; got dim={dim}, {num_heads=}"
             )
         check_choice("vector_field", vector_field, ("linear", "mlp"))
-        self.options = _Options(
+        self.options = PairOptions(
             query, direction, quadrature, num_nodes, step, solver, recompute, method, adjoint
         )
         self.dim, self.num_heads = dim, num_heads
@@ -290,146 +276,6 @@ class ContiFormerAttention(nn.Module):
         """Say the choices that no submodule shows."""
         settings = ", ".join(f"{name}={value}" for name, value in asdict(self.options).items())
         return f"dim={self.dim}, num_heads={self.num_heads}, {settings}"
-
-
-@dataclass(frozen=True)
-class _Options:
-    """How the pairs are integrated. Internally an interval is [0, 1], not [-1, 1]."""
-
-    query: Query
-    direction: Direction
-    quadrature: Quadrature
-    num_nodes: int
-    step: float
-    solver: Solver
-    recompute: bool
-    method: Method
-    adjoint: bool
-
-    def __post_init__(self) -> None:
-        check_choice("query", self.query, get_args(Query))
-        check_choice("direction", self.direction, get_args(Direction))
-        check_choice("quadrature", self.quadrature, get_args(Quadrature))
-        check_choice("solver", self.solver, get_args(Solver))
-        check_choice("method", self.method, get_args(Method))
-        if self.num_nodes < 1:
-            raise ValueError(f"num_nodes must be at least 1; got {self.num_nodes}")
-        if not 0.0 < self.step <= 2.0:
-            raise ValueError(f"step must lie in (0, 2], the length of [-1, 1]; got {self.step}")
-        if self.solver == "rk4" and (self.adjoint or self.method != "rk4"):
-            raise ValueError("adjoint=True and method='dopri5' need solver='torchdiffeq'")
-        if self.solver == "torchdiffeq" and self.recompute:
-            raise ValueError("recompute needs solver='rk4'; for torchdiffeq there is adjoint=True")
-
-    def rule(self) -> tuple[list[float], list[float]]:
-        """Return the quadrature nodes and weights on [0, 1]."""
-        if self.quadrature == "trapezoid":
-            return [0.0, 1.0], [0.5, 0.5]
-        nodes, weights = gauss_legendre(self.num_nodes)
-        return nodes.tolist(), weights.tolist()
-
-    def solve(
-        self,
-        field: Field,
-        tokens: Float[Tensor, "B N D"],
-        start: Float[Tensor, "B M N"],
-        gap: Float[Tensor, "B M N"],
-    ) -> list[Tensor]:
-        """Return the states `[B, M, N, D]` of all pairs at the nodes."""
-
-        def velocity(x: Any, y: Tensor) -> Tensor:
-            return gap[..., None] * field(start + x * gap, y).to(y.dtype)
-
-        y = tokens[:, None].expand(-1, gap.shape[1], -1, -1)
-        nodes = self.rule()[0]
-        stops = nodes if nodes[0] == 0.0 else [0.0, *nodes]
-        if self.solver == "rk4":
-            return self._solve_rk4(velocity, y, stops)[-len(nodes) :]
-        settings: dict[str, Any] = {"method": self.method, "rtol": _TOLERANCE, "atol": _TOLERANCE}
-        if self.method == "rk4":
-            grid = {"grid_constructor": lambda f, y, t: t.new_tensor(self._grid(t.tolist()))}
-            settings["options"] = grid
-        if self.adjoint:
-            # The gap was made from the start; of their copies neither leads to the other, as the
-            # adjoint equation needs it.
-            start, gap = start.clone(), gap.clone()
-            parameters = field.parameters() if isinstance(field, nn.Module) else ()
-            settings["adjoint_params"] = (*parameters, start, gap)
-        package = need("torchdiffeq", extra="baselines")
-        odeint = package.odeint_adjoint if self.adjoint else package.odeint
-        return list(odeint(velocity, y, y.new_tensor(stops), **settings)[-len(nodes) :])
-
-    def _solve_rk4(self, f: Callable[..., Tensor], y: Tensor, stops: list[float]) -> list[Tensor]:
-        def advance(left: float, right: float, y: Tensor) -> Tensor:
-            # Kutta's 3/8 rule, which torchdiffeq calls rk4.
-            h = right - left
-            k1 = f(left, y)
-            k2 = f(left + h / 3.0, y + h / 3.0 * k1)
-            k3 = f(left + 2.0 * h / 3.0, y + h * (k2 - k1 / 3.0))
-            k4 = f(right, y + h * (k1 - k2 + k3))
-            return y + h / 8.0 * (k1 + 3.0 * (k2 + k3) + k4)
-
-        is_lean = self.recompute and torch.is_grad_enabled()
-        lean: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
-        states = [y]
-        for between in pairwise(stops):
-            for ends in pairwise(self._grid(list(between))):
-                y = checkpoint(advance, *ends, y, **lean) if is_lean else advance(*ends, y)
-            states.append(y)
-        return states
-
-    def _grid(self, stops: list[float]) -> list[float]:
-        """Return points on [0, 1] through all stops, at most `step / 2` apart."""
-        grid = stops[:1]
-        for left, right in pairwise(stops):
-            # The slack is for stops in float32, which must not cost a step.
-            count = max(1, math.ceil(abs(right - left) * 2.0 / self.step - 1e-5))
-            grid += [left + (right - left) * n / count for n in range(1, count)] + [right]
-        return grid
-
-
-def _spline(
-    q: Float[Tensor, "B N D"], times: Float[Tensor, "B N"], mask: Tensor | None, query: Query
-) -> Callable[[Tensor], Tensor]:
-    """Return the query as a function from times `[B, M, N]` within the series to `[B, M, N, D]`.
-
-    After knot n it is `q + theta * rise + theta * (1 - theta)**2 * bend`, theta in [0, 1].
-    """
-    held = torch.arange(times.shape[1], device=times.device).expand(times.shape)
-    if mask is not None:
-        # An absent token repeats the present one whose time it has: no width between them.
-        first = mask.to(torch.uint8).argmax(dim=1, keepdim=True)
-        last = last_present_index(mask)
-        held = torch.where(last >= 0, last, first)
-        q = _take(q, held)
-    widths = functional.pad(times.diff(dim=1), (0, 1))
-    rise = functional.pad(q.diff(dim=1), (0, 0, 0, 1))
-    # A knot has the slope of the segment that ends there. So a segment ends with its own mean
-    # slope, and it is bent by the slope at its start alone.
-    before = held.gather(1, (held - 1).clamp(min=0))
-    elapsed = times - times.gather(1, before)
-    has_slope = elapsed > 0
-    ratio = (widths / torch.where(has_slope, elapsed, 1.0))[..., None].to(q.dtype)
-    bend = torch.where(has_slope[..., None], ratio * (q - _take(q, before)) - rise, 0.0)
-    knots = times.detach().contiguous()
-
-    def evaluate(tau: Tensor) -> Tensor:
-        flat = tau.flatten(1)
-        segment = torch.searchsorted(knots, flat.detach(), right=True) - 1
-        width = widths.gather(1, segment)
-        inside = width > 0
-        theta = (flat - times.gather(1, segment)) / torch.where(inside, width, 1.0)
-        theta = torch.where(inside, theta, 0.0)[..., None].to(q.dtype)
-        out = _take(q, segment) + theta * _take(rise, segment)
-        if query == "hermite":
-            out = out + theta * (1.0 - theta) ** 2 * _take(bend, segment)
-        return out.unflatten(1, tau.shape[1:])
-
-    return evaluate
-
-
-def _take(x: Float[Tensor, "B N D"], index: Int[Tensor, "B M"]) -> Float[Tensor, "B M D"]:
-    return x.gather(1, index[..., None].expand(-1, -1, x.shape[2]))
 
 
 def _check_tensors(q: Tensor, k: Tensor, v: Tensor, times: Tensor, mask: Tensor | None) -> None:

@@ -1,0 +1,150 @@
+"""What turns a history of events into states: one small interface for all neural processes."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from osciformer._types import Float, Int, Tensor
+from osciformer.events.batch import EventBatch
+from osciformer.nn.exact import ExactBuffers
+
+
+class EventStates(NamedTuple):
+    """States that follow from each event and those before it.
+
+    Attributes:
+        after: State just after each event.
+        now: States some gaps later, if no other event came; None where they were not asked for.
+    """
+
+    after: Float[Tensor, "B N D"]
+    now: Float[Tensor, "B N G D"] | None
+
+
+class EventEncoder(nn.Module, ABC):
+    """A network that reads the events up to each event and says its state at any later time.
+
+    Everything at (b, i) may depend on the events 0 to i of row b, by their index, and on nothing
+    else. That is all a process needs: intensities at any time come from the state after the last
+    event before it.
+
+    Attributes:
+        dim: Width D of the states.
+    """
+
+    dim: int
+
+    @abstractmethod
+    def prepare(self, batch: EventBatch) -> Any:
+        """Return all that does not depend on gaps, for `states`; padding must not matter."""
+
+    @abstractmethod
+    def states(self, prepared: Any, gaps: Float[Tensor, "B N G"] | None) -> EventStates:
+        """Return the states after each event, and at gaps after it if these are given.
+
+        Args:
+            prepared: What `prepare` returned.
+            gaps: Times since each event, float64, not negative, in the unit of the data.
+        """
+
+    def pick(self, prepared: Any, events: Int[Tensor, "B S"]) -> Any | None:
+        """Return what `prepare` returned, of some events alone, or None if that is not offered.
+
+        `states` of the result are those of these events: S takes the place of N.
+
+        Args:
+            prepared: What `prepare` returned.
+            events: Positions of events, S of each row.
+        """
+        return None
+
+    def fit_times(self, batch: EventBatch) -> None:
+        """Set what depends on the time scales of the training events; by default nothing."""
+
+
+class GapScale(ExactBuffers):
+    r"""Gaps in the unit of a data set, $g / u$, u the mean gap between its events.
+
+    The unit is a float64 buffer that keeps its precision when the model changes its dtype.
+
+    Example:
+        >>> scale = GapScale().fit(torch.tensor([1.0, 3.0]))
+        >>> scale(torch.tensor([4.0], dtype=torch.float64))
+        tensor([2.], dtype=torch.float64)
+    """
+
+    unit: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("unit", torch.tensor(1.0, dtype=torch.float64))
+
+    def fit(self, gaps: Float[Tensor, "G"]) -> GapScale:
+        """Set the unit to the mean of the positive gaps; keep it where there is none."""
+        gaps = gaps[gaps > 0]
+        if len(gaps):
+            self.unit.fill_(gaps.double().mean())
+        return self
+
+    def forward(self, gaps: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
+        """Return the gaps in that unit, float64."""
+        return gaps.double() / self.unit
+
+
+def gaps_of(batch: EventBatch) -> Float[Tensor, "B N"]:
+    """Return the time since the event before each event; 0 for the first one and for padding.
+
+    Example:
+        >>> from osciformer.events import EventSequences
+        >>> gaps_of(EventSequences.from_arrays([[1.0, 3.0], [5.0]]).batch())
+        tensor([[0., 2.],
+                [0., 0.]], dtype=torch.float64)
+    """
+    times = batch.times.masked_fill(~batch.mask, 0.0)
+    gaps = torch.diff(times, dim=1, prepend=times[:, :1])
+    return gaps.masked_fill(~batch.mask, 0.0)
+
+
+class EventEmbedding(nn.Module):
+    """Tokens of events: their type and the time since the event before.
+
+    Args:
+        num_types: Number of types K.
+        dim: Width D.
+
+    Example:
+        >>> from osciformer.events import EventSequences
+        >>> batch = EventSequences.from_arrays([[1.0, 3.0], [5.0]]).batch()
+        >>> EventEmbedding(1, 8)(batch).shape
+        torch.Size([2, 2, 8])
+    """
+
+    def __init__(self, num_types: int, dim: int) -> None:
+        super().__init__()
+        self.scale = GapScale()
+        self.types = nn.Embedding(num_types, dim)
+        self.gap = nn.Sequential(nn.Linear(3, dim), nn.GELU(), nn.Linear(dim, dim))
+
+    def fit(self, batch: EventBatch) -> None:
+        """Set the unit of gaps."""
+        self.scale.fit(gaps_of(batch)[:, 1:][batch.mask[:, 1:]])
+
+    def forward(self, batch: EventBatch) -> Float[Tensor, "B N D"]:
+        """Return the tokens; those of padding are those of type 0 after a gap of 0."""
+        gaps = self.scale(gaps_of(batch))
+        is_first = torch.zeros_like(gaps)
+        is_first[:, 0] = 1.0
+        columns = torch.stack((torch.log1p(gaps), torch.log1p(100.0 * gaps), is_first), dim=-1)
+        weight = self.types.weight
+        tokens: Tensor = self.types(batch.clean_types) + self.gap(columns.to(weight.dtype))
+        return tokens
+
+
+def take_states(states: Float[Tensor, "B N D"], index: Int[Tensor, "B M"]) -> Tensor:
+    """Return `states[b, index[b, m]]`; an index below 0 gives that of the first event."""
+    index = index.clamp(min=0)[..., None].expand(-1, -1, states.shape[-1])
+    return states.gather(1, index)

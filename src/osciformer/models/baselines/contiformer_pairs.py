@@ -1,0 +1,228 @@
+"""The pairs of ContiFormer attention: trajectories of keys and values, and the path of queries."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Literal, get_args
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from osciformer._optional import need
+from osciformer._types import Bool, Float, Int, Tensor
+from osciformer.math.quadrature import gauss_legendre
+from osciformer.ops._checks import check_choice
+from osciformer.ops.padding import last_present_index
+
+Field = Callable[[Tensor, Tensor], Tensor]
+Query = Literal["hermite", "linear"]
+Direction = Literal["causal", "bidirectional"]
+Quadrature = Literal["gauss", "trapezoid"]
+Solver = Literal["rk4", "torchdiffeq"]
+Method = Literal["rk4", "dopri5"]
+
+_TOLERANCE = 1e-6  # of dopri5, relative and absolute; the release's constructor has the same
+
+
+@dataclass(frozen=True)
+class PairOptions:
+    """How the pairs are integrated. Internally an interval is [0, 1], not [-1, 1]."""
+
+    query: Query
+    direction: Direction
+    quadrature: Quadrature
+    num_nodes: int
+    step: float
+    solver: Solver
+    recompute: bool
+    method: Method
+    adjoint: bool
+
+    def __post_init__(self) -> None:
+        check_choice("query", self.query, get_args(Query))
+        check_choice("direction", self.direction, get_args(Direction))
+        check_choice("quadrature", self.quadrature, get_args(Quadrature))
+        check_choice("solver", self.solver, get_args(Solver))
+        check_choice("method", self.method, get_args(Method))
+        if self.num_nodes < 1:
+            raise ValueError(f"num_nodes must be at least 1; got {self.num_nodes}")
+        if not 0.0 < self.step <= 2.0:
+            raise ValueError(f"step must lie in (0, 2], the length of [-1, 1]; got {self.step}")
+        if self.solver == "rk4" and (self.adjoint or self.method != "rk4"):
+            raise ValueError("adjoint=True and method='dopri5' need solver='torchdiffeq'")
+        if self.solver == "torchdiffeq" and self.recompute:
+            raise ValueError("recompute needs solver='rk4'; for torchdiffeq there is adjoint=True")
+
+    def rule(self) -> tuple[list[float], list[float]]:
+        """Return the quadrature nodes and weights on [0, 1]."""
+        if self.quadrature == "trapezoid":
+            return [0.0, 1.0], [0.5, 0.5]
+        nodes, weights = gauss_legendre(self.num_nodes)
+        return nodes.tolist(), weights.tolist()
+
+    def solve(
+        self,
+        field: Field,
+        tokens: Float[Tensor, "B N D"],
+        start: Float[Tensor, "B M N"],
+        gap: Float[Tensor, "B M N"],
+    ) -> list[Tensor]:
+        """Return the states `[B, M, N, D]` of all pairs at the nodes."""
+
+        def velocity(x: Any, y: Tensor) -> Tensor:
+            return gap[..., None] * field(start + x * gap, y).to(y.dtype)
+
+        y = tokens[:, None].expand(-1, gap.shape[1], -1, -1)
+        nodes = self.rule()[0]
+        stops = nodes if nodes[0] == 0.0 else [0.0, *nodes]
+        if self.solver == "rk4":
+            return self._solve_rk4(velocity, y, stops)[-len(nodes) :]
+        settings: dict[str, Any] = {"method": self.method, "rtol": _TOLERANCE, "atol": _TOLERANCE}
+        if self.method == "rk4":
+            grid = {"grid_constructor": lambda f, y, t: t.new_tensor(self._grid(t.tolist()))}
+            settings["options"] = grid
+        if self.adjoint:
+            # The gap was made from the start; of their copies neither leads to the other, as the
+            # adjoint equation needs it.
+            start, gap = start.clone(), gap.clone()
+            parameters = field.parameters() if isinstance(field, nn.Module) else ()
+            settings["adjoint_params"] = (*parameters, start, gap)
+        package = need("torchdiffeq", extra="baselines")
+        odeint = package.odeint_adjoint if self.adjoint else package.odeint
+        return list(odeint(velocity, y, y.new_tensor(stops), **settings)[-len(nodes) :])
+
+    def _solve_rk4(self, f: Callable[..., Tensor], y: Tensor, stops: list[float]) -> list[Tensor]:
+        def advance(left: float, right: float, y: Tensor) -> Tensor:
+            # Kutta's 3/8 rule, which torchdiffeq calls rk4.
+            h = right - left
+            k1 = f(left, y)
+            k2 = f(left + h / 3.0, y + h / 3.0 * k1)
+            k3 = f(left + 2.0 * h / 3.0, y + h * (k2 - k1 / 3.0))
+            k4 = f(right, y + h * (k1 - k2 + k3))
+            return y + h / 8.0 * (k1 + 3.0 * (k2 + k3) + k4)
+
+        is_lean = self.recompute and torch.is_grad_enabled()
+        lean: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
+        states = [y]
+        for between in pairwise(stops):
+            for ends in pairwise(self._grid(list(between))):
+                y = checkpoint(advance, *ends, y, **lean) if is_lean else advance(*ends, y)
+            states.append(y)
+        return states
+
+    def _grid(self, stops: list[float]) -> list[float]:
+        """Return points on [0, 1] through all stops, at most `step / 2` apart."""
+        grid = stops[:1]
+        for left, right in pairwise(stops):
+            # The slack is for stops in float32, which must not cost a step.
+            count = max(1, math.ceil(abs(right - left) * 2.0 / self.step - 1e-5))
+            grid += [left + (right - left) * n / count for n in range(1, count)] + [right]
+        return grid
+
+
+def query_spline(
+    q: Float[Tensor, "B N D"], times: Float[Tensor, "B N"], mask: Tensor | None, query: Query
+) -> Callable[[Tensor], Tensor]:
+    """Return the query as a function from times `[B, M, N]` within the series to `[B, M, N, D]`.
+
+    After knot n it is `q + theta * rise + theta * (1 - theta)**2 * bend`, theta in [0, 1].
+    """
+    held = torch.arange(times.shape[1], device=times.device).expand(times.shape)
+    if mask is not None:
+        # An absent token repeats the present one whose time it has: no width between them.
+        first = mask.to(torch.uint8).argmax(dim=1, keepdim=True)
+        last = last_present_index(mask)
+        held = torch.where(last >= 0, last, first)
+        q = _take(q, held)
+    widths = functional.pad(times.diff(dim=1), (0, 1))
+    rise = functional.pad(q.diff(dim=1), (0, 0, 0, 1))
+    # A knot has the slope of the segment that ends there. So a segment ends with its own mean
+    # slope, and it is bent by the slope at its start alone.
+    before = held.gather(1, (held - 1).clamp(min=0))
+    elapsed = times - times.gather(1, before)
+    has_slope = elapsed > 0
+    ratio = (widths / torch.where(has_slope, elapsed, 1.0))[..., None].to(q.dtype)
+    bend = torch.where(has_slope[..., None], ratio * (q - _take(q, before)) - rise, 0.0)
+    knots = times.detach().contiguous()
+
+    def evaluate(tau: Tensor) -> Tensor:
+        flat = tau.flatten(1)
+        segment = torch.searchsorted(knots, flat.detach(), right=True) - 1
+        width = widths.gather(1, segment)
+        inside = width > 0
+        theta = (flat - times.gather(1, segment)) / torch.where(inside, width, 1.0)
+        theta = torch.where(inside, theta, 0.0)[..., None].to(q.dtype)
+        out = _take(q, segment) + theta * _take(rise, segment)
+        if query == "hermite":
+            out = out + theta * (1.0 - theta) ** 2 * _take(bend, segment)
+        return out.unflatten(1, tau.shape[1:])
+
+    return evaluate
+
+
+def _take(x: Float[Tensor, "B N D"], index: Int[Tensor, "B M"]) -> Float[Tensor, "B M D"]:
+    return x.gather(1, index[..., None].expand(-1, -1, x.shape[2]))
+
+
+def attend_pairs(
+    tokens: Float[Tensor, "B N D"],
+    keys: Float[Tensor, "B N D"],
+    values: Float[Tensor, "B N D"],
+    path: Callable[[Tensor], Tensor],
+    start: Float[Tensor, "B M N"],
+    end: Float[Tensor, "B M N"],
+    seen: Bool[Tensor, "B M N"],
+    *,
+    own: Float[Tensor, "B M 1 D"],
+    num_heads: int,
+    key_field: Field,
+    value_field: Field,
+    options: PairOptions,
+) -> Float[Tensor, "B M D"]:
+    """Return the attention of any rows to tokens, each pair over an interval of its own.
+
+    Args:
+        tokens: Query tokens at the knots of the path.
+        keys: Where the key trajectories start.
+        values: Where the value trajectories start.
+        path: Maps times `[B, M, N]` to queries `[B, M, N, D]`.
+        start: Times of the tokens, for each row.
+        end: Times of the rows.
+        seen: Which tokens a row sees; a pair that is not seen is best given an empty interval.
+        own: The query of each row at its own time.
+        num_heads: Number of heads H.
+        key_field: As of `contiformer_attention`.
+        value_field: As of `contiformer_attention`.
+        options: How the pairs are integrated.
+
+    Returns:
+        The attended values, heads side by side; zero in rows that see nothing.
+    """
+    dtype, channels = values.dtype, values.shape[-1] // num_heads
+    apart = (end != start)[..., None]
+    interval = (start.to(dtype), (end - start).to(dtype))
+    nodes, weights = options.rule()
+    logits: Any = 0.0
+    for x, weight, key in zip(
+        nodes, weights, options.solve(key_field, keys, *interval), strict=True
+    ):
+        if x in (0.0, 1.0):
+            asked = own if x else tokens[:, None]
+        else:  # lerp, unlike start + x * (end - start), never passes the end
+            asked = path(torch.lerp(start, end, x))
+        asked = torch.where(apart, asked, own)
+        logits = logits + weight * (asked * key).unflatten(-1, (num_heads, channels)).sum(-1)
+    mean: Any = 0.0
+    for weight, value in zip(weights, options.solve(value_field, values, *interval), strict=True):
+        mean = mean + weight * value
+
+    logits = logits / math.sqrt(channels)  # [B, M, N, H]
+    logits = logits.masked_fill(~seen[..., None], torch.finfo(dtype).min)
+    shares = torch.softmax(logits, dim=2) * seen[..., None]
+    out: Tensor = (shares[..., None] * mean.unflatten(-1, (num_heads, channels))).sum(2)
+    return out.flatten(2)
