@@ -101,6 +101,7 @@ def runs(tables: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         "regression": ["wide.csv", "--target=score", "--features=a,b"],
         "forecasting": ["narrow.csv", "--variable=variable", "--value=value", "--horizon=4"],
         "imputation": ["wide.parquet", "--features=a,b", "--target=a"],
+        "events": ["narrow.csv", "--type=variable"],
     }
     for task, (table, *flags) in calls.items():
         outcome = call(

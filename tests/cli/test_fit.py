@@ -37,8 +37,10 @@ def test_every_setting_of_the_estimator_has_a_flag(task: str) -> None:
     listed = {s.python_name: s.default for s in ESTIMATOR_SETTINGS if task in s.tasks}
     assert set(listed) == set(wanted) - own
     differ = {name for name in listed if listed[name] != wanted[name]}
-    # The seed is fixed here; queries have their own dropouts, which the help states.
-    assert differ <= {"random_state", "dropout", "observation_dropout"}
+    # The seed is fixed here; some tasks have their own sizes, dropouts and scaling, which the help
+    # states.
+    sizes = {"dim", "num_heads", "num_layers"}
+    assert differ <= {"random_state", "dropout", "observation_dropout", "scaling"} | sizes
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -259,7 +261,7 @@ def test_resume_refuses_other_settings(cli: Call, runs: Path, tmp_path: Path) ->
     shutil.copytree(runs / "classification", tmp_path / "run")
     outcome = cli("fit", "--resume", "--dropout=0.5", "-o", tmp_path / "run")
     assert outcome.code == 2
-    assert "--dropout was 0.3 when the run was begun, and is 0.5" in outcome.err
+    assert "--dropout was 0.2 when the run was begun, and is 0.5" in outcome.err
 
 
 def test_resume_needs_a_run(cli: Call, tmp_path: Path) -> None:

@@ -17,8 +17,14 @@ TOY_SIZES: dict[str, dict[str, Any]] = {
     "03_forecast_quantiles.py": {"num_wells": 16, "num_test": 4, "max_epochs": 1, "dim": 8},
     "04_fill_gaps.py": {"num_days": 16, "num_test": 4, "max_epochs": 1, "dim": 8},
     "05_stream_observations.py": {"steps": 2, "batch_size": 4, "num_test": 2, "dim": 8},
+    "06_next_event.py": {"num_train": 8, "num_test": 2, "max_epochs": 1, "dim": 8},
 }
-WITH_PICTURE = ("01_irregular_signal.py", "03_forecast_quantiles.py", "04_fill_gaps.py")
+WITH_PICTURE = (
+    "01_irregular_signal.py",
+    "03_forecast_quantiles.py",
+    "04_fill_gaps.py",
+    "06_next_event.py",
+)
 
 
 def test_every_example_has_a_toy_size() -> None:

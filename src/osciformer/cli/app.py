@@ -45,7 +45,7 @@ def osciformer(
 
 @guarded
 def bench(context: typer.Context) -> None:
-    """Measure error, time and memory of the attention: bench speed --quick, bench --help."""
+    """Measure: the attention (bench speed --quick), event prediction (bench events --help)."""
     # Here, since it costs time to import.
     from osciformer.bench.__main__ import main
 

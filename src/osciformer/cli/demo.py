@@ -21,14 +21,13 @@ from osciformer.cli.scoring import bootstrap, class_scores
 
 DATA = "demo_data"
 TRAIN, TEST, ATTRIBUTION = "stays-train.parquet", "stays-test.parquet", "ATTRIBUTION.txt"
-# Half the default width, one block and few epochs: the demo is to end in two minutes on a CPU.
+# One block and few epochs: the demo is to end in two minutes on a CPU.
 SETTINGS: dict[str, Any] = {
     "task": "classification",
     "id": "record_id",
     "time": "minute",
     "target": ("in_hospital_death",),
     "static": ("Age", "Gender", "Height", "ICUType", "AdmissionWeight"),
-    "dim": 32,
     "num_layers": 1,
     "batch_size": 32,
     "learning_rate": 4e-3,
@@ -41,7 +40,7 @@ NEXT = """\
 What to do next
   osciformer predict {run} {run}/{test} -o predictions.csv
   osciformer evaluate {run} {run}/{test}
-  osciformer fit {run}/{train} --config {run}/config.yaml --max-epochs 15 --dim 64 -o run/
+  osciformer fit {run}/{train} --config {run}/config.yaml --max-epochs 15 --num-layers 2 -o run/
   osciformer fit --help   for tables of your own: CSV or Parquet, one row per observation"""
 
 

@@ -10,9 +10,9 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from osciformer.cli import pictures, run_folder, tables
-from osciformer.cli.errors import CommandError
-from osciformer.cli.output import print_table, to_json, write_json
+from osciformer.cli import events, pictures, run_folder, tables
+from osciformer.cli.errors import MISUSED, CommandError
+from osciformer.cli.output import print_scores, to_json, write_json
 from osciformer.cli.predict import (
     AcceleratorOption,
     LabelsIdOption,
@@ -20,8 +20,8 @@ from osciformer.cli.predict import (
     StreamOption,
     TableArgument,
     open_run,
-    progress,
 )
+from osciformer.cli.progress import progress
 from osciformer.cli.scoring import (
     AnswerSums,
     Interval,
@@ -61,10 +61,27 @@ def evaluate(
     """Score a trained model on a table with true labels, or by hiding values.
 
     Forecasts are scored on the end of each series, up to the horizon of training; imputations on
-    values that are hidden. Their errors are in units of each feature's spread in training.
+    values that are hidden. Their errors are in units of each feature's spread in training. Events
+    are scored by their likelihood and by predictions of each from those before.
     """
     if picture is not None:
         pictures.check_picture(picture)
+    if events.is_event_model(run, table):
+        if target is not None or labels is not None or labels_id is not None or stream is not None:
+            raise CommandError(
+                "--target, --labels, --labels-id and --stream do not apply to events", MISUSED
+            )
+        events.evaluate_events(
+            run,
+            table,
+            rounds=rounds,
+            seed=seed,
+            json=json,
+            output=output,
+            picture=picture,
+            accelerator=accelerator,
+        )
+        return
     settings = run_folder.read_config(run) if run.is_dir() else {}
     settings |= {"labels": None if labels is None else str(labels)}
     if target is not None:
@@ -101,12 +118,6 @@ def evaluate(
         typer.echo(to_json(content))
     else:
         print_scores(f"{task.capitalize()}, {len(data)} series", scores)
-
-
-def print_scores(title: str, scores: Mapping[str, Interval]) -> None:
-    """Print scores with their intervals."""
-    rows = [(name, f"{s.value:.4f}", f"{s.low:.4f} to {s.high:.4f}") for name, s in scores.items()]
-    print_table(title, ("metric", "value", "95 % interval"), rows)
 
 
 def _open(

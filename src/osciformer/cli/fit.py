@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from osciformer.cli import run_folder, tables, training
+from osciformer.cli import events, run_folder, tables, training
 from osciformer.cli.config import (
     check_resumed,
     check_task,
@@ -18,7 +18,7 @@ from osciformer.cli.config import (
     merge,
 )
 from osciformer.cli.errors import MISUSED, CommandError
-from osciformer.cli.settings import QUERY_TASKS, SETTINGS, Setting
+from osciformer.cli.settings import EVENTS, QUERY_TASKS, SETTINGS, Setting
 from osciformer.cli.static import join_static, static_elsewhere
 
 PATHS = ("table", "labels", "validation")
@@ -107,6 +107,9 @@ def fit(
     for name in PATHS:
         if given.get(name) is not None:
             tables.refuse_absent(Path(given[name]))
+    if task in EVENTS:
+        events.fit_events(given, folder, resume=resume, verbose=verbose)
+        return
     path = Path(given["table"])
     layout = tables.make_layout(given, task, path)
     training.check_device(given)

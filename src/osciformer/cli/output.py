@@ -132,3 +132,9 @@ def print_table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) 
         console = Console(highlight=False, markup=False, width=width)
     console.print(title)
     console.print(table)
+
+
+def print_scores(title: str, scores: Mapping[str, Any]) -> None:
+    """Print scores with their intervals."""
+    rows = [(name, f"{s.value:.4f}", f"{s.low:.4f} to {s.high:.4f}") for name, s in scores.items()]
+    print_table(title, ("metric", "value", "95 % interval"), rows)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import typer
 
-from osciformer.cli import tables
+from osciformer.cli import events, tables
 from osciformer.cli.asking import Asked, ask
 from osciformer.cli.errors import MISUSED, CommandError
 from osciformer.cli.output import TableWriter, check_table_name, replacing
+from osciformer.cli.progress import progress
 from osciformer.cli.run_folder import find_model, read_config
 from osciformer.cli.settings import QUERY_TASKS
 from osciformer.cli.static import join_static
@@ -53,9 +53,20 @@ def predict(
     """Predict for each series of a table.
 
     Classification writes the class and the probability of each class; regression the value;
-    forecasting and imputation a row for each series, time and variable.
+    forecasting and imputation a row for each series, time and variable; events the next event of
+    each sequence, its time and type.
     """
     check_table_name(output)
+    if events.is_event_model(run, table):
+        asked_for = (times, horizon, every, labels, labels_id, stream)
+        if quantiles or any(item is not None for item in asked_for):
+            raise CommandError(
+                "--times, --horizon, --every, --quantiles, --labels and --stream do not apply to "
+                "events",
+                MISUSED,
+            )
+        events.predict_events(run, table, output, accelerator=accelerator)
+        return
     estimator, task, data = open_run(
         run, table, stream=stream, accelerator=accelerator, labels=labels, labels_id=labels_id
     )
@@ -182,16 +193,3 @@ def answer_columns(
     if with_quantiles:
         columns |= {f"q{level:g}": found[..., k].reshape(-1) for k, level in enumerate(levels)}
     return columns
-
-
-def progress(parts: Iterator[Any], total: int) -> Iterator[Any]:
-    """Yield the parts, with a bar of the series done on a terminal."""
-    from rich.console import Console
-    from rich.progress import Progress
-
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("predicting", total=total)
-        for part in parts:
-            yield part
-            bar.advance(task, len(part))

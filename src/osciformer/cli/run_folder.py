@@ -146,7 +146,7 @@ def _check_same_data(path: Path, facts: Mapping[str, Any]) -> None:
     if not (path / CHECKPOINT).is_file() or not (path / RUN).is_file():
         return
     before = json.loads((path / RUN).read_text(encoding="utf-8")).get("data", {})
-    for name in ("series", "features"):
+    for name in ("series", "features", "events", "types"):
         had, has = before.get(name), facts.get(name)
         if had != (list(has) if isinstance(has, tuple) else has):
             raise CommandError(

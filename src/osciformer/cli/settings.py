@@ -11,9 +11,12 @@ from typing import Any, Literal
 
 Kind = Literal["whole", "number", "switch", "text", "texts", "numbers", "mapping"]
 
-TASKS = ("classification", "regression", "forecasting", "imputation")
+TASKS = ("classification", "regression", "forecasting", "imputation", "events")
 SERIES_TASKS = TASKS[:2]
-QUERY_TASKS = TASKS[2:]
+QUERY_TASKS = TASKS[2:4]
+# Those whose tables hold values at times; events have a type instead.
+VALUE_TASKS = TASKS[:4]
+EVENTS = TASKS[4:]
 COLUMNS, MODEL, TRAINING, PROCESSES = "Table", "Model", "Training", "Processes"
 
 
@@ -79,45 +82,140 @@ TABLE_SETTINGS = _in_panel(
         "Column to predict, constant within a series (several, with commas, for regression). For "
         "forecasting and imputation: features to predict, all if not given.",
         parameter="label",
+        tasks=VALUE_TASKS,
     ),
     _column(
-        "features", "texts", "Feature columns, or variables; all if not given.", parameter="values"
+        "features",
+        "texts",
+        "Feature columns, or variables; all if not given.",
+        parameter="values",
+        tasks=VALUE_TASKS,
     ),
     _column(
         "static",
         "texts",
         "Columns (or variables) with one value per series; --labels may hold them, too.",
+        tasks=VALUE_TASKS,
     ),
-    _column("variable", "text", "Column of names, for tables of (id, time, variable, value)."),
-    _column("value", "text", "Column of values, for such tables."),
-    _column("labels", "text", "Another table, a row per series, with the target."),
-    _column("labels_id", "text", "Its column of ids, if not called as in the table."),
+    _column(
+        "variable",
+        "text",
+        "Column of names, for tables of (id, time, variable, value).",
+        tasks=VALUE_TASKS,
+    ),
+    _column("value", "text", "Column of values, for such tables.", tasks=VALUE_TASKS),
+    _column(
+        "type",
+        "text",
+        "Column of the types of events: text, or integers from 0; none if all are of one type.",
+        tasks=EVENTS,
+    ),
+    _column(
+        "num_types",
+        "whole",
+        "Number of types that are integers, if the table lacks some that others have.",
+        tasks=EVENTS,
+    ),
+    _column(
+        "start", "text", "Column that says where observation of a sequence began.", tasks=EVENTS
+    ),
+    _column("end", "text", "Column that says where it ended.", tasks=EVENTS),
+    _column("time_unit", "text", "Name of the unit of times that are numbers.", tasks=EVENTS),
+    _column(
+        "labels", "text", "Another table, a row per series, with the target.", tasks=VALUE_TASKS
+    ),
+    _column(
+        "labels_id",
+        "text",
+        "Its column of ids, if not called as in the table.",
+        tasks=VALUE_TASKS,
+    ),
     _column("validation", "text", "Table for early stopping, in place of a part of the table."),
-    _column("stream", "switch", "Read Parquet from disk in each epoch; large files always are."),
+    _column(
+        "stream",
+        "switch",
+        "Read Parquet from disk in each epoch; large files always are.",
+        tasks=VALUE_TASKS,
+    ),
     Setting("unit", "text", "Unit of dates: ns, us, ms, s, min, h or d.", "s"),
     Setting("origin", "text", "Where time 0 is: auto, series or absolute.", "auto"),
     _column("time_format", "text", "How to read times that are text: iso, or as of strptime."),
-    _column("duplicates", "text", "Values at equal times: error, mean, last or keep."),
-    Setting("empty", "text", "Series without values: error, drop or keep.", "error"),
+    _column(
+        "duplicates",
+        "text",
+        "Values at equal times: error, mean, last or keep. Events at equal times: keep or error.",
+    ),
+    Setting(
+        "empty",
+        "text",
+        "Series without values: error, drop or keep.",
+        "error",
+        tasks=VALUE_TASKS,
+    ),
 )
 
 MODEL_SETTINGS = _in_panel(
     MODEL,
-    Setting("dim", "whole", "Width of the model.", 64),
-    Setting("num_layers", "whole", "Number of encoder blocks.", 2),
-    Setting("num_heads", "whole", "Number of heads.", 2),
-    Setting("dropout", "number", "Dropout; 0.1 for forecasting and imputation.", 0.3),
+    Setting("dim", "whole", "Width of the model; 64 for forecasting, imputation and events.", 32),
+    Setting("num_layers", "whole", "Number of encoder blocks; 1 for events.", 2),
+    Setting(
+        "num_heads",
+        "whole",
+        "Number of heads; 2 for forecasting and imputation, 4 for events.",
+        1,
+    ),
+    Setting("dropout", "number", "Dropout; 0.1 for forecasting, imputation and events.", 0.2),
     Setting(
         "observation_dropout",
         "number",
         "Part of the values hidden in training; 0 for forecasting and imputation.",
         0.2,
+        tasks=VALUE_TASKS,
     ),
-    Setting("carry", "switch", "Show the last known values and their ages too.", True),
-    Setting("backbone", "text", "osciformer, transformer or gru_d.", "osciformer"),
-    Setting("backbone_options", "mapping", "Further settings of it, as JSON.", None, True),
-    Setting("scaling", "text", "Of values: standard, robust or none.", "standard"),
-    Setting("clip", "number", "Bound on scaled inputs, or none.", 6.0, True),
+    Setting(
+        "carry",
+        "switch",
+        "Show the last known values and their ages too.",
+        True,
+        tasks=VALUE_TASKS,
+    ),
+    Setting(
+        "backbone", "text", "osciformer, transformer or gru_d.", "osciformer", tasks=VALUE_TASKS
+    ),
+    Setting(
+        "backbone_options",
+        "mapping",
+        "Further settings of it, as JSON.",
+        None,
+        True,
+        tasks=VALUE_TASKS,
+    ),
+    Setting(
+        "encoder",
+        "text",
+        "What reads the history of events: osciformer, or a baseline.",
+        "osciformer",
+        tasks=EVENTS,
+    ),
+    Setting(
+        "encoder_options", "mapping", "Further settings of it, as JSON.", None, True, tasks=EVENTS
+    ),
+    Setting(
+        "head",
+        "text",
+        "What makes rates of events: mixture, softplus, decay or exponential.",
+        "mixture",
+        tasks=EVENTS,
+    ),
+    Setting("num_components", "whole", "Components of the mixture.", 16, tasks=EVENTS),
+    Setting(
+        "scaling",
+        "text",
+        "Of values: asinh, standard, robust or none; standard for forecasting and imputation.",
+        "asinh",
+        tasks=VALUE_TASKS,
+    ),
+    Setting("clip", "number", "Bound on scaled inputs, or none.", 6.0, True, tasks=VALUE_TASKS),
     Setting(
         "pool",
         "texts",
@@ -125,7 +223,7 @@ MODEL_SETTINGS = _in_panel(
         ("last", "mean", "max"),
         tasks=SERIES_TASKS,
     ),
-    Setting("skip", "switch", "Show summaries to the head.", False, tasks=SERIES_TASKS),
+    Setting("skip", "switch", "Show summaries to the head.", True, tasks=SERIES_TASKS),
     Setting(
         "quantiles",
         "numbers",

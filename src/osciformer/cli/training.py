@@ -16,10 +16,10 @@ from osciformer.cli.output import print_table, write_json
 from osciformer.cli.run_folder import RunFolder
 
 if TYPE_CHECKING:
-    from osciformer.estimators.base import SeriesEstimator
+    from osciformer.estimators.trained import TrainedEstimator
 
 
-def estimator_class(task: str) -> type[SeriesEstimator]:
+def estimator_class(task: str) -> type[TrainedEstimator]:
     """Return the estimator of a task."""
     from osciformer import estimators
 
@@ -28,6 +28,7 @@ def estimator_class(task: str) -> type[SeriesEstimator]:
         "regression": estimators.OsciFormerRegressor,
         "forecasting": estimators.OsciFormerForecaster,
         "imputation": estimators.OsciFormerImputer,
+        "events": estimators.OsciFormerEventPredictor,
     }[task]
 
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from osciformer.estimators.base import SeriesEstimator
 from osciformer.estimators.classifier import OsciFormerClassifier
+from osciformer.estimators.event_predictor import OsciFormerEventPredictor
 from osciformer.estimators.forecaster import OsciFormerForecaster
 from osciformer.estimators.imputer import OsciFormerImputer
 from osciformer.estimators.regressor import OsciFormerRegressor
+from osciformer.estimators.trained import TrainedEstimator
 from osciformer.saving import ModelFileError, read_header
 
-ESTIMATORS: dict[str, type[SeriesEstimator]] = {
+ESTIMATORS: dict[str, type[TrainedEstimator]] = {
     kind.__name__: kind
     for kind in (
         OsciFormerClassifier,
+        OsciFormerEventPredictor,
         OsciFormerForecaster,
         OsciFormerImputer,
         OsciFormerRegressor,
@@ -22,7 +24,7 @@ ESTIMATORS: dict[str, type[SeriesEstimator]] = {
 }
 
 
-def load_estimator(path: str | Path) -> SeriesEstimator:
+def load_estimator(path: str | Path) -> TrainedEstimator:
     """Return the estimator in a file, whichever it is; nothing in the file is executed.
 
     Raises:

@@ -11,6 +11,7 @@ import numpy as np
 from osciformer._types import Bool, Float, Int
 from osciformer.data.ragged import offsets_of, series_of_rows
 from osciformer.data.series import IrregularSeries
+from osciformer.events.sequences import EventSequences
 
 #: In training: chance of each part of the later rows that show what is known ahead.
 SHOWN_AHEAD = {1.0: 0.5, 0.5: 0.25, 0.0: 0.25}
@@ -151,7 +152,7 @@ class HideDraw:
 
 
 def flatten_times(
-    series: IrregularSeries,
+    series: IrregularSeries | EventSequences,
     times: Sequence[Any],
     *,
     relative_to: Float[np.ndarray, "n"] | None = None,

@@ -1,6 +1,8 @@
 """Training on PyTorch Lightning: one function for one device and for many."""
 
 from osciformer.train.config import TrainConfig
+from osciformer.train.event_source import EventSource
+from osciformer.train.event_task import EventLikelihood
 from osciformer.train.fitting import FitResult, TrainingInterrupted, choose_device, fit
 from osciformer.train.predicting import predict
 from osciformer.train.scores import class_metrics
@@ -10,6 +12,8 @@ from osciformer.train.tasks import Classification, Quantiles, Regression, Task
 __all__ = [
     "BatchSource",
     "Classification",
+    "EventLikelihood",
+    "EventSource",
     "FitResult",
     "Quantiles",
     "Regression",

@@ -18,7 +18,7 @@ class Scores(ABC):
     """What the batches of one process have shown so far."""
 
     @abstractmethod
-    def add(self, output: Tensor, batch: Batch) -> None:
+    def add(self, output: Any, batch: Any) -> None:
         """Take the model's output for a batch into account."""
 
     @abstractmethod

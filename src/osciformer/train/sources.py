@@ -30,15 +30,13 @@ class EpochBatches:
         finish: Applied to each batch.
     """
 
-    def __init__(
-        self, loader: DataLoader[Batch], finish: Callable[[Batch], Batch] | None = None
-    ) -> None:
+    def __init__(self, loader: DataLoader[Any], finish: Callable[[Any], Any] | None = None) -> None:
         self.loader, self.finish = loader, finish
 
     def __len__(self) -> int:
         return len(self.loader)
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[Any]:
         for batch in self.loader:
             yield batch if self.finish is None else self.finish(batch)
 

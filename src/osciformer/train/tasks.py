@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.nn import functional
@@ -20,7 +21,9 @@ from osciformer.train.scores import (
     scored_targets,
 )
 
-HIGHER_IS_BETTER = frozenset({"accuracy", "auroc", "auprc"})
+HIGHER_IS_BETTER = frozenset(
+    {"accuracy", "auroc", "auprc", "log_likelihood", "macro_log_likelihood"}
+)
 
 
 class Task(ABC):
@@ -30,8 +33,13 @@ class Task(ABC):
     metrics: tuple[str, ...] = ()
 
     @abstractmethod
-    def loss(self, output: Tensor, batch: Batch) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
-        """Return the weighted sum of the losses of a batch, and the sum of the weights."""
+    def loss(self, output: Any, batch: Any) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+        """Return the weighted sum of the losses of a batch, and the sum of the weights.
+
+        Args:
+            output: What the model returned.
+            batch: What it was given: a `Batch`, or an `EventBatch`.
+        """
 
     @abstractmethod
     def new_scores(self) -> Scores:
