@@ -29,8 +29,8 @@ from training_jobs.command import (
     training_entries,
 )
 from training_jobs.document import Document, spread
-from training_jobs.workers import Job, Row
 
+from osciformer.bench.workers import Job, Row
 from osciformer.data import IrregularSeries, get_dataset
 from osciformer.data.transforms import SeriesTransform
 from osciformer.estimators import OsciFormerForecaster, OsciFormerImputer

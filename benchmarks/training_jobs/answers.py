@@ -6,11 +6,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from osciformer.bench.workers import Row
 from osciformer.data import IrregularSeries
 from osciformer.data.transforms import SeriesTransform
 from osciformer.estimators import queries
-
-from .workers import Row
 
 #: Levels of the quantiles: the defaults of the estimators, and the ends of the 80 % interval.
 LEVELS = (0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95)

@@ -15,9 +15,9 @@ import torch
 from attention_gpu.document import write_text
 
 from osciformer.bench.report import progress
+from osciformer.bench.workers import Job, Row, Work, run_jobs
 
 from .document import Document
-from .workers import Job, Row, Work, run_jobs
 
 _PATHS = ("--output", "--table", "--checkpoints", "--merge")
 

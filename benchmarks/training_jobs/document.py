@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from attention_gpu.document import describe, finite, write_text
 
-from .workers import Job, Row
+from osciformer.bench.workers import Job, Row
 
 # Shown in the table; the JSON file has more.
 _SHOWN = ("command", "commit", "date", "torch", "pytorch-lightning", "scikit-learn", "cpu", "gpu")

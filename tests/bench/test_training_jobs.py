@@ -18,7 +18,7 @@ if not FOLDER.exists():
 sys.path.insert(0, str(FOLDER))
 command = importlib.import_module("training_jobs.command")
 document = importlib.import_module("training_jobs.document")
-workers = importlib.import_module("training_jobs.workers")
+workers = importlib.import_module("osciformer.bench.workers")
 
 # A module of its own, since a worker must be able to import what it does.
 TOY_WORK = """

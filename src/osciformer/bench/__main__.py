@@ -1,4 +1,4 @@
-"""`python -m osciformer.bench speed`: error first, then time and memory."""
+"""`python -m osciformer.bench speed`: error first, then time and memory; `events`: a table."""
 
 from __future__ import annotations
 
@@ -46,6 +46,11 @@ No time is reported when an error exceeds 1e-10 in float64 or 1e-5 in float32: t
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments[:1] == ["events"]:
+        # Here, since it needs the packages of training and data.
+        from osciformer.bench.events.command import main as events
+
+        return events(arguments[1:])
     options = _parser().parse_args(arguments)
     if options.threads is not None:
         torch.set_num_threads(options.threads)
@@ -137,6 +142,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     memory = commands.add_parser("memory", help="peak memory of one call, in this process")
+    commands.add_parser("events", help="the table of event prediction; events --help says more")
     for command in (speed, memory):
         command.add_argument("--json", action="store_true", help="one JSON object a line")
         command.add_argument("--batch", type=_positive, default=1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import threading
 import time
 import traceback
@@ -34,6 +35,7 @@ def run_jobs(
     *,
     num_workers: int,
     deadline: float,
+    is_ready: Callable[[Job], bool] = lambda job: True,
 ) -> Iterator[tuple[Job, Row]]:
     """Yield each job with its row as it is finished, until the deadline.
 
@@ -41,33 +43,44 @@ def run_jobs(
     runs at the deadline is stopped and yields nothing.
 
     Args:
-        jobs: The jobs, which begin in this order.
+        jobs: The jobs, which begin in this order, but for those that are not ready.
         work: What does one of them.
         settings: Given to all of them.
         num_workers: Number of processes.
         deadline: Reading of `time.monotonic` after which nothing runs any more.
+        is_ready: Whether a job can begin; asked again whenever another one is finished. What is not
+            ready when nothing else is left begins all the same.
     """
     waiting = list(jobs)
+
     workers: dict[Connection, _Worker] = {}
+    idle: list[_Worker] = []
+
+    def next_job() -> Job | None:
+        ready = next((place for place, job in enumerate(waiting) if is_ready(job)), None)
+        if ready is None and waiting and not workers:
+            ready = 0
+        return None if ready is None else waiting.pop(ready)
+
     os.environ.update(_ONE_THREAD)  # a process reads them when it starts
     try:
         while time.monotonic() < deadline and (waiting or workers):
-            while waiting and len(workers) < num_workers:
-                worker = _Worker.start(work, settings)
-                worker.give(waiting.pop(0))
+            while len(workers) < num_workers and (job := next_job()) is not None:
+                worker = idle.pop() if idle else _Worker.start(work, settings)
+                worker.give(job)
                 workers[worker.connection] = worker
-            remaining = max(0.0, deadline - time.monotonic())
+            # A wait must not be too long for the system's clock.
+            remaining = min(max(0.0, deadline - time.monotonic()), 3600.0)
             for connection in wait(list(workers), timeout=remaining):
-                worker = workers.pop(connection)  # type: ignore[arg-type]
+                worker = workers.pop(connection)  # type: ignore[call-overload]
                 job, row = worker.job, worker.take()
                 if worker.is_usable and waiting:
-                    worker.give(waiting.pop(0))
-                    workers[worker.connection] = worker
+                    idle.append(worker)
                 else:
                     worker.stop()
                 yield job, row
     finally:
-        for worker in workers.values():
+        for worker in (*workers.values(), *idle):
             worker.stop()
 
 
@@ -111,6 +124,8 @@ class _Worker:
 
 def _serve(connection: Connection, work: Work, settings: dict[str, Any]) -> None:
     threading.Thread(target=_follow_parent, daemon=True).start()
+    # Ctrl-C reaches all processes of a terminal; what it means, the parent decides.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
     while True:
         try:

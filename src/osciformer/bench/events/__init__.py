@@ -1,0 +1,1 @@
+"""The benchmark of event prediction: data sets, models, cells and their report."""

@@ -1,0 +1,419 @@
+"""The benchmark of event prediction: protocols, cells, restarts and the report."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pa = pytest.importorskip("pyarrow")
+pytest.importorskip("pytorch_lightning")
+
+from osciformer.bench.events import cells as cell_files  # noqa: E402
+from osciformer.bench.events import command, datasets, models, neural, report, summary  # noqa: E402
+from osciformer.bench.events.cells import Cell, make_cells  # noqa: E402
+from osciformer.bench.events.datasets import TASKS, EventTask, Parts  # noqa: E402
+from osciformer.events import EventSequences, log_likelihood, score  # noqa: E402
+from osciformer.events.classical import PoissonProcess  # noqa: E402
+
+
+def table_of(times: list[list[float]], types: list[list[int]] | None = None, **columns: list):
+    owner = np.repeat(np.arange(len(times)), [len(t) for t in times])
+    kinds = np.concatenate(types) if types else np.zeros(len(owner), dtype=int)
+    return pa.table(
+        {"seq_id": owner, "time": np.concatenate(times), "type": kinds}
+        | {name: np.asarray(column) for name, column in columns.items()}
+    )
+
+
+def random_parts(seed: int = 0, count: int = 24) -> Parts:
+    rng = np.random.default_rng(seed)
+
+    def part(number: int) -> EventSequences:
+        times = [np.cumsum(rng.exponential(size=rng.integers(2, 7))) for _ in range(number)]
+        types = [rng.integers(0, 2, size=len(t)) for t in times]
+        return EventSequences.from_arrays(times, types, num_types=2, time_unit="h")
+
+    return Parts(part(count), part(6), part(7))
+
+
+@pytest.fixture
+def toy_task(monkeypatch):
+    """Two data sets in the place of the real ones: one in folds, one with seeds."""
+    for name, repeat in (("folds", "fold"), ("seeds", "seed")):
+        task = EventTask(name, name, 2, repeat, lambda number: random_parts(number), 0.01, "Toy.")
+        monkeypatch.setitem(TASKS, name, task)
+
+
+@pytest.fixture
+def in_this_process(monkeypatch):
+    """Workers would not know the toy data sets: cells run here, one after the other."""
+
+    def run_jobs(jobs, work, settings, *, num_workers, deadline, is_ready=lambda job: True):
+        waiting = list(jobs)
+        while waiting and time.monotonic() < deadline:
+            job = next((job for job in waiting if is_ready(job)), waiting[0])
+            waiting.remove(job)
+            try:
+                row = work(job, settings)
+            except Exception as error:
+                row = {"error": f"{type(error).__name__}: {error}"}
+            yield job, row
+
+    monkeypatch.setattr(command, "run_jobs", run_jobs)
+
+
+# Protocols.
+
+
+def test_clipped_gaps_are_added_up_anew():
+    events = EventSequences.from_arrays([[2.0, 2.5, 99.0], [], [1.0, 1.5]])
+    found = datasets.clip_gaps(events, 3.0)
+    assert [item.times.tolist() for item in found] == [[0.0, 0.5, 3.5], [], [0.0, 0.5]]
+
+
+def test_bookorder_is_scaled_cut_and_clipped(monkeypatch):
+    # 150 events a minute apart, the third gap longer than 70 thousandths of a minute.
+    gaps = np.full(150, 0.001)
+    gaps[3] = 0.5
+    tables = {
+        split: table_of([np.cumsum(gaps)] * count) for split, count in (("train", 20), ("test", 3))
+    }
+    monkeypatch.setattr(datasets, "get_dataset", lambda name, split, fold=None: tables[split])
+    parts = datasets.load_bookorder(1)
+    assert (len(parts.train), len(parts.dev), len(parts.test)) == (18, 2, 3)
+    assert not set(parts.train.ids) & set(parts.dev.ids)
+    for part in vars(parts).values():
+        assert part.lengths.tolist() == [100] * len(part)
+        assert part.gaps.max() == pytest.approx(70.0)
+        assert np.median(part.gaps) == pytest.approx(1.0)
+        assert part[0].times[0] == 0.0
+    # The last of 100 events: 98 gaps of 1 and one of 70.
+    assert parts.test[0].times[-1] == pytest.approx(98.0 + 70.0)
+
+
+def test_stackoverflow_counts_from_the_first_event_in_millions_of_seconds(monkeypatch):
+    times = 1.3e9 + 5e5 * np.arange(120)
+    tables = {split: table_of([times] * count) for split, count in (("train", 30), ("test", 2))}
+    asked = []
+
+    def get_dataset(name, split, fold=None):
+        asked.append((name, split, fold))
+        return tables[split]
+
+    monkeypatch.setattr(datasets, "get_dataset", get_dataset)
+    parts = datasets.load_stackoverflow(3)
+    assert {fold for _, _, fold in asked} == {1}
+    assert (len(parts.train), len(parts.dev), len(parts.test)) == (27, 3, 2)
+    assert parts.test[0].times == pytest.approx(0.5 * np.arange(100))
+    assert parts.test.num_types == 22
+    assert parts.test.time_unit == "1e6 s"
+    # Another seed trains on the same sequences.
+    assert datasets.load_stackoverflow(4).dev.ids.tolist() == parts.dev.ids.tolist()
+
+
+def test_folds_of_neonate_are_infants_and_each_is_tested_once(monkeypatch):
+    rng = np.random.default_rng(0)
+    times = [60.0 * np.arange(1 + infant % 4) + rng.uniform() for infant in range(40)]
+    table = table_of(times, expert=["ABC"] * sum(map(len, times)))
+    other = table_of([[0.0, 1.0]], expert=["A", "A"])
+    table = pa.concat_tables([table, other])
+    monkeypatch.setattr(datasets, "get_dataset", lambda name, split: table)
+    tested = []
+    for fold in (1, 2, 3, 4, 5):
+        parts = datasets.load_neonate(fold)
+        ids = [set(part.ids) for part in vars(parts).values()]
+        assert not ids[0] & ids[1]
+        assert not ids[0] & ids[2]
+        assert not ids[1] & ids[2]
+        assert sum(map(len, ids)) == 30  # those with two seizures or more
+        assert parts.test.lengths.min() > 1
+        assert parts.test.gaps == pytest.approx(1.0)  # minutes
+        tested += parts.test.ids.tolist()
+    assert len(tested) == len(set(tested)) == 30
+
+
+def test_the_simulation_never_changes_and_its_truth_is_best():
+    parts = datasets.load_simulation(0)
+    again = datasets.load_simulation(1)
+    assert np.array_equal(parts.test.times, again.test.times)
+    truth = TASKS["hawkes"].truth()
+    few = parts.test[:100]
+    best = log_likelihood(truth, few).micro
+    assert best > log_likelihood(PoissonProcess.fit(parts.train), few).micro + 0.3
+    assert 40 < parts.train.lengths.mean() < 70
+
+
+# Models.
+
+
+def test_test_sequences_reach_neither_fit_nor_choice(toy_task, monkeypatch):
+    assert "test" not in models.FitRequest.__dataclass_fields__
+    settings = {"training": {"learning_rates": (0.01,), "dim": 8, "max_epochs": 2}, "folder": ""}
+    found = []
+    for other in (0, 5):
+        parts = random_parts(1)
+        changed = Parts(parts.train, parts.dev, random_parts(other).test)
+        task = EventTask("folds", "folds", 2, "fold", lambda n, p=changed: p, 0.01, "Toy.")
+        monkeypatch.setitem(TASKS, "folds", task)
+        for name in ("renewal_markov", "rmtpp"):
+            found.append(
+                cell_files.run_cell({"dataset": "folds", "model": name, "repeat": 1}, settings)
+            )
+    for one, other in (found[::2], found[1::2]):
+        assert one["ll_micro"] != other["ll_micro"]
+        for key in ("dev_ll", "chosen", "parameters", "horizon"):
+            assert one[key] == other[key]
+
+
+def test_settings_are_those_with_the_best_dev_likelihood(toy_task):
+    parts = TASKS["folds"].load(1)
+    rates = {"slow": PoissonProcess([0.1, 0.1]), "right": PoissonProcess.fit(parts.train)}
+    found, chosen, process = models.best_on_dev(rates.items(), parts.dev)
+    assert chosen == "right"
+    assert process is rates["right"]
+    assert found == log_likelihood(process, parts.dev).micro
+    # A type that cannot come has no finite likelihood, and is not chosen.
+    broken = [("broken", PoissonProcess([0.0, 9.0])), ("slow", rates["slow"])]
+    assert models.best_on_dev(broken, parts.dev)[1] == "slow"
+
+
+def test_cells_are_those_that_differ(toy_task):
+    repeats = {"fold": [1, 2], "seed": [0, 3]}
+    names = ["truth", "poisson", "poisson_markov", "rmtpp"]
+    found = {(c.dataset, c.model, c.repeat) for c in make_cells(["folds", "seeds"], names, repeats)}
+    assert found == {
+        *(("folds", name, fold) for name in names[1:] for fold in (1, 2)),
+        ("seeds", "poisson", 0),  # a constant: another seed is the same
+        ("seeds", "poisson_markov", 0),
+        ("seeds", "rmtpp", 0),
+        ("seeds", "rmtpp", 3),
+    }
+    one_type = make_cells(["neonate"], ["poisson", "renewal_repeat"], repeats)
+    assert {cell.model for cell in one_type} == {"poisson"}
+    order = make_cells(["mimic2", "stackoverflow"], ["rmtpp", "contiformer"], repeats)
+    assert (order[0].dataset, order[0].model) == ("stackoverflow", "contiformer")
+
+
+def test_an_unknown_model_is_refused_by_name(capsys):
+    assert command.main(["-o", "unused", "--models", "osciformr"]) == 2
+    assert "'osciformr'" in capsys.readouterr().err
+
+
+# Cells.
+
+
+def run(folder: Path, *more: str) -> int:
+    return command.main(
+        ["-o", str(folder), "--datasets", "folds", "--folds", "1,2", "--models", "poisson",
+         "--table", str(folder / "table.md"), *more]
+    )  # fmt: skip
+
+
+def test_a_run_is_continued_and_finished_cells_stay(tmp_path, toy_task, in_this_process):
+    assert run(tmp_path, "--folds", "1") == 0
+    first = Cell("folds", "poisson", 1).path(tmp_path)
+    before = first.stat().st_mtime_ns
+    assert run(tmp_path) == 0
+    assert first.stat().st_mtime_ns == before
+    rows = cell_files.read_cells(tmp_path)
+    assert [row["repeat"] for row in rows] == [1, 2]
+    parts = TASKS["folds"].load(2)
+    process = PoissonProcess.fit(parts.train, smoothing=0.5)
+    expected = log_likelihood(process, parts.test)
+    assert rows[1]["ll_micro"] == expected.micro
+    assert rows[1]["ll_macro"] == expected.macro
+    assert rows[1]["dev_ll"] == log_likelihood(process, parts.dev).micro
+    assert rows[1]["num_scored"] == len(parts.test.gaps)
+    assert rows[1]["data"]["dev"]["sequences"] == 6
+    assert str(tmp_path) not in json.dumps(rows)
+
+
+def test_a_failed_cell_is_recorded_and_tried_again(
+    tmp_path, toy_task, in_this_process, monkeypatch
+):
+    good = TASKS["folds"].load
+
+    def load(fold: int) -> Parts:
+        if fold == 1:
+            raise OSError("the disk is gone")
+        return good(fold)
+
+    broken = EventTask("folds", "folds", 2, "fold", load, 0.01, "Toy.")
+    with monkeypatch.context() as patch:
+        patch.setitem(TASKS, "folds", broken)
+        assert run(tmp_path) == command.FAILED
+    rows = {row["repeat"]: row for row in cell_files.read_cells(tmp_path)}
+    assert rows[1]["error"] == "OSError: the disk is gone"
+    assert rows[2]["error"] is None
+    page = (tmp_path / "table.md").read_text()
+    assert "failed: folds, poisson, 1: OSError: the disk is gone" in page
+    assert run(tmp_path) == 0
+    assert all(row["error"] is None for row in cell_files.read_cells(tmp_path))
+
+
+def test_time_that_runs_out_leaves_cells_for_later(tmp_path, toy_task, in_this_process):
+    assert run(tmp_path, "--minutes", "0") == command.UNFINISHED
+    assert cell_files.read_cells(tmp_path) == []
+    assert run(tmp_path, "--report-only") == 0  # nothing is run
+    assert cell_files.read_cells(tmp_path) == []
+
+
+def test_ctrl_c_keeps_what_is_finished(tmp_path, toy_task, in_this_process, monkeypatch):
+    real, done = command.run_cell, []
+
+    def work(job, settings):
+        if done:
+            raise KeyboardInterrupt
+        done.append(job)
+        return real(job, settings)
+
+    monkeypatch.setattr(command, "run_cell", work)
+    assert run(tmp_path) == command.INTERRUPTED
+    assert len(cell_files.read_cells(tmp_path)) == 1
+
+
+def test_a_neural_cell_trains_and_seeds_share_the_learning_rate_of_the_first(
+    tmp_path, toy_task, in_this_process
+):
+    status = command.main(
+        ["-o", str(tmp_path), "--datasets", "seeds", "--seeds", "0,1", "--models", "rmtpp",
+         "--max-epochs", "2", "--dim", "8", "--learning-rates", "0.01,0.0001",
+         "--table", str(tmp_path / "table.md"), "--json", str(tmp_path / "all.json")]
+    )  # fmt: skip
+    assert status == 0
+    pilot, other = cell_files.read_cells(tmp_path)
+    assert [trial["learning_rate"] for trial in pilot["trials"]] == [0.01, 0.0001]
+    best = max(pilot["trials"], key=lambda trial: trial["dev"])
+    assert pilot["chosen"]["learning_rate"] == best["learning_rate"]
+    assert pilot["dev_ll"] == best["dev"]
+    assert [trial["learning_rate"] for trial in other["trials"]] == [best["learning_rate"]]
+    assert pilot["epochs"] == 2
+    assert not pilot["hit_time_limit"]
+    assert pilot["parameters"] > 0
+    assert math.isfinite(pilot["ll_micro"])
+    content = json.loads((tmp_path / "all.json").read_text())
+    assert content["summary"]["seeds"]["rmtpp"]["ll_micro"]["count"] == 2
+
+
+def test_a_training_over_its_time_has_its_best_epoch_so_far(toy_task):
+    task = TASKS["folds"]
+    parts = task.load(1)
+    settings = neural.TrainingSettings(
+        learning_rates=(0.01,), dim=8, max_epochs=100_000, patience=100_000, cell_minutes=2 / 60
+    )
+    fitted = neural.neural_model("rmtpp").fit(
+        models.FitRequest(task, parts.train, parts.dev, 0, settings)
+    )
+    assert fitted.training["hit_time_limit"]
+    assert 0 < fitted.training["epochs"] < 100_000
+    found = log_likelihood(fitted.process, parts.dev).micro
+    assert fitted.dev_ll == pytest.approx(found, abs=1e-3)
+
+
+def test_an_epoch_is_timed(toy_task):
+    settings = neural.TrainingSettings(dim=8)
+    found = neural.seconds_per_epoch("rmtpp", TASKS["folds"].load(1).train, settings)
+    assert found["steps"] == 3  # 24 sequences, 8 a step
+    assert found["timed"] >= 5
+    assert found["seconds"] > 0
+
+
+# The report.
+
+
+def cell(model: str, repeat: int, ll: float, *, dataset: str = "folds", **more: float) -> dict:
+    data = {part: {"sequences": 3, "events": 9, "scored": 6} for part in ("train", "dev", "test")}
+    data |= {"types": 2, "time_unit": "h", "longest_sequence": 4, "mean_gap": 1.0}
+    data |= {"longest_train_gap": 2.0, "smallest_gap": 0.5, "zero_gaps": 0}
+    row = {
+        "dataset": dataset, "model": model, "repeat": repeat, "error": None, "ll_micro": ll,
+        "ll_macro": ll, "ll_error": 1e-7, "accuracy": 0.5, "accuracy_at_time": 0.5,
+        "time_rmse": 1.0, "time_mae": 1.0, "dev_ll": ll, "parameters": 10, "data": data,
+        "training": None, "origin": {"command": "osciformer bench events"},
+    }  # fmt: skip
+    return row | more
+
+
+def test_differences_are_paired(toy_task):
+    ours, theirs = [1.0, 2.0, 4.0], [0.5, 1.9, 3.6]
+    rows = [cell("osciformer", n, ll) for n, ll in enumerate(ours, 1)]
+    rows += [cell("rmtpp", n, ll) for n, ll in enumerate(theirs, 1)]
+    rows += [cell("poisson", 1, 0.0)]
+    found = summary.differences(rows, "folds")
+    # 0.5, 0.1, 0.4: mean 1/3, standard deviation sqrt(0.13 / 3)
+    assert found["rmtpp"].mean == pytest.approx(1 / 3)
+    assert found["rmtpp"].error == pytest.approx(math.sqrt(0.13 / 3) / math.sqrt(3))
+    assert found["rmtpp"].is_within_spread  # 0.333 < 4.303 x 0.12
+    assert found["poisson"].count == 1  # only the fold that both have
+    spread = summary.spread_of(summary.by_model(rows, "folds")["osciformer"], "ll_micro")
+    assert spread is not None
+    assert (spread.mean, spread.sd) == (pytest.approx(7 / 3), pytest.approx(math.sqrt(7 / 3)))
+
+
+def test_a_constant_model_is_compared_with_every_seed(toy_task):
+    rows = [cell("osciformer", n, 1.0 + n / 100, dataset="seeds") for n in range(5)]
+    rows += [cell("renewal_markov", 0, 0.5, dataset="seeds")]
+    found = summary.differences(rows, "seeds")["renewal_markov"]
+    assert found.count == 5
+    assert found.mean == pytest.approx(0.52)
+    assert not found.is_within_spread
+
+
+def test_the_head_is_chosen_by_dev_and_not_by_test(toy_task):
+    rows = [
+        cell("osciformer", 1, 0.9, dev_ll=0.1),
+        cell("osciformer_softplus", 1, 0.2, dev_ll=0.3),
+        cell("osciformer_decay", 1, 0.5, dev_ll=0.2),
+        cell("osciformer", 2, 0.9, dev_ll=0.1),
+    ]
+    (chosen,) = [row for row in summary.good_rows(rows) if row["model"] == summary.CHOSEN_HEAD]
+    assert (chosen["repeat"], chosen["ll_micro"]) == (1, 0.2)
+
+
+def test_the_page_marks_the_best_and_what_is_within_the_spread(toy_task):
+    rows = [cell("osciformer", n, ll) for n, ll in ((1, -1.0), (2, -1.2))]
+    rows += [cell("rmtpp", n, ll, accuracy=0.9) for n, ll in ((1, -1.1), (2, -1.15))]
+    rows += [cell("renewal_markov", n, -0.5, time_rmse=0.25) for n in (1, 2)]
+    rows += [{**cell("mtan", 1, 0.0), "error": "MemoryError: too much"}]
+    speeds = [{"dataset": "folds", "model": "rmtpp", "seconds": 0.125, "origin": {"command": "x"}}]
+    page = report.markdown(rows, speeds, "osciformer bench events")
+    lines = {line.split(" | ")[0]: line for line in page.split("## folds")[1].splitlines()}
+    assert "**-1.100 ± 0.141**" in lines["| OsciFormer, mixture"]
+    assert "| **0.900 ± 0.000** \\* |" in lines["| RMTPP"]
+    assert "| +0.025 ± 0.075 ≈ |" in lines["| RMTPP"]
+    assert "| 0.12 |" in lines["| RMTPP"] or "| 0.13 |" in lines["| RMTPP"]
+    assert "| -0.500 ± 0.000 \\* |" in lines["| renewal x Markov"]
+    assert "| 0.25 ± 0 \\* |" in lines["| renewal x Markov"]
+    assert "failed: folds, mtan, 1: MemoryError: too much" in page
+    assert "| mTAN |" not in page
+    fewer = report.markdown(rows[:-2], speeds, "osciformer bench events")
+    assert "| renewal x Markov | -0.500 \\* (1) |" in fewer
+    assert "folds: 0.600 nats behind renewal x Markov (± 0.100), within the spread." in page
+    content = report.document(rows, speeds, "osciformer bench events")
+    assert content["summary"]["folds"]["rmtpp"]["reference_ahead"]["mean"] == pytest.approx(0.025)
+    assert len(content["rows"]) == 7
+
+
+# Scores.
+
+
+def test_restricted_and_conditional_expectations_differ_as_they_should():
+    events = EventSequences.from_arrays([[0.0, 1.0, 1.5]])
+    process = PoissonProcess([1.0])
+    restricted = score(process, events, horizon=2.0, expectation="restricted")
+    mean = 1 - math.exp(-2.0)
+    expected = math.sqrt(((mean - 1.0) ** 2 + (mean - 0.5) ** 2) / 2)
+    assert restricted.time_rmse == pytest.approx(expected, rel=1e-5)
+    given = mean - 2.0 * math.exp(-2.0)
+    given /= 1 - math.exp(-2.0)
+    expected = math.sqrt(((given - 1.0) ** 2 + (given - 0.5) ** 2) / 2)
+    assert score(process, events, horizon=2.0).time_rmse == pytest.approx(expected, rel=1e-5)
+    rough = score(process, events, horizon=2.0, prediction_tolerance=1e-3)
+    assert rough.time_rmse == pytest.approx(expected, rel=1e-2)
+    with pytest.raises(ValueError, match="expectation"):
+        score(process, events, expectation="typical")  # type: ignore[arg-type]
