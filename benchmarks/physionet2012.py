@@ -7,10 +7,11 @@
 Each job (a model, a seed) is `osciformer fit` with default settings, `osciformer evaluate` and
 `osciformer predict`, each a process of its own, one after the other; the JSON file has the
 commands. Set-b is used for scores alone: `fit` keeps a tenth of set-a to choose the epoch by. The
-neural baselines are other backbones in the same harness, for which one of two learning rates is
-chosen by the validation AUROC at the first seed; `boosting` is `summary_boosting.py` beside this
-file. A stay without measurements has no row in a table, so that no model can predict it: for all
-models alike it is given the frequency of deaths in set-a, and all stays of set-b are scored.
+neural baselines are other backbones in the same harness, with the same inputs and statistics, twice
+the width, and one of two learning rates, chosen by the validation AUROC at the first seed;
+`boosting` is `summary_boosting.py` beside this file. A stay without measurements has no row in a
+table, so that no model can predict it: for all models alike it is given the frequency of deaths in
+set-a, and all stays of set-b are scored.
 
 Finished jobs are kept in the work folder and skipped when the command is given again; the JSON file
 and the tables are written anew after each job. The data are downloaded, or found through the
@@ -54,11 +55,13 @@ DEMO = Tables(
     static=("Age", "Gender", "Height", "ICUType", "AdmissionWeight"),
     dataset=None,
 )
+#: The width of the baselines; the default, 32, was chosen for OsciFormer.
+WIDE = ("--dim=64", "--num-heads=2")
 #: Flags of `osciformer fit`, in the order in which models run; `boosting` has a script of its own.
 MODELS: dict[str, tuple[str, ...]] = {
     "osciformer": (),
-    "transformer": ("--backbone=transformer",),
-    "gru_d": ("--backbone=gru_d",),
+    "transformer": ("--backbone=transformer", *WIDE),
+    "gru_d": ("--backbone=gru_d", *WIDE),
     "boosting": (),
 }
 #: Models for which a learning rate is chosen, and the rates; None is the default.

@@ -15,7 +15,7 @@ from osciformer.data import IrregularSeries, SeriesTransform
 
 from .series_cases import irregular_series, random_series
 
-scalings = st.sampled_from(["standard", "robust", "none"])
+scalings = st.sampled_from(["standard", "robust", "asinh", "none"])
 
 
 @given(irregular_series(), scalings)
@@ -72,7 +72,27 @@ def test_robust_scaling_does_not_see_an_outlier() -> None:
     assert 0.6 < scaler.scale[0] < 0.9
 
 
-@pytest.mark.parametrize("scaling", ["standard", "robust"])
+def test_asinh_keeps_what_is_usual_and_squeezes_what_is_not() -> None:
+    usual = np.linspace(-1, 1, 101)
+    series = IrregularSeries.from_arrays([np.arange(102.0)], [np.concatenate([usual, [1e6]])])
+    robust = SeriesTransform("robust").fit_transform(series).values[:, 0].astype(np.float64)
+    squeezed = SeriesTransform("asinh").fit_transform(series).values[:, 0]
+    np.testing.assert_allclose(squeezed, np.log(robust + np.hypot(robust, 1)), atol=1e-4)
+    # The bound is one on what the model sees.
+    assert SeriesTransform("asinh", clip=6.0).fit_transform(series).values.max() == 6.0
+    assert 10 < squeezed[-1] < 20
+
+
+def test_scales_from_before_there_was_asinh_are_read() -> None:
+    series = random_series(5)
+    state = SeriesTransform("robust", clip=3.0).fit(series).to_dict()
+    for scales in ("values", "static"):
+        del state["scales"][scales]["squash"]
+    back = SeriesTransform.from_dict(state)
+    assert back.transform(series).equals(SeriesTransform("robust", clip=3.0).fit_transform(series))
+
+
+@pytest.mark.parametrize("scaling", ["standard", "robust", "asinh"])
 def test_constant_and_absent_features_are_safe(scaling: Any) -> None:
     values = [[0.1, np.nan, 0.0], [0.1, np.nan, 0.0], [0.1, np.nan, 5.0], [0.1, np.nan, 0.0]]
     series = IrregularSeries.from_arrays([np.arange(4.0)], [values])
@@ -97,12 +117,13 @@ def test_times_of_queries_go_there_and_back(time: Any) -> None:
     torch.testing.assert_close(transform.inverse_times(transform.transform_times(times)), times)
 
 
-def test_tensors_and_arrays_are_treated_alike() -> None:
-    transform = SeriesTransform().fit(random_series(5))
+@pytest.mark.parametrize("scaling", ["standard", "asinh"])
+def test_tensors_and_arrays_are_treated_alike(scaling: Any) -> None:
+    transform = SeriesTransform(scaling).fit(random_series(5))
     values = np.random.default_rng(0).standard_normal((2, 4, 3)).astype(np.float32)
-    np.testing.assert_array_equal(
-        transform.inverse_values(torch.from_numpy(values)).numpy(), transform.inverse_values(values)
-    )
+    for change in (transform.inverse_values, transform.value_scaler.transform):
+        found = change(torch.from_numpy(values)).numpy()
+        np.testing.assert_allclose(found, change(values), rtol=1e-6)
 
 
 def test_fit_forgets_and_partial_fit_remembers() -> None:
@@ -119,7 +140,7 @@ def test_fit_forgets_and_partial_fit_remembers() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"values": "minmax"}, "values must be one of 'standard', 'robust', 'none'"),
+        ({"values": "minmax"}, "values must be one of 'standard', 'robust', 'asinh', 'none'"),
         ({"static": "minmax"}, "static must be one of"),
         ({"time": "days"}, "time must be one of 'span', 'none'"),
         ({"clip": -1.0}, "clip must be positive"),

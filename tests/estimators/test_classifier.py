@@ -11,6 +11,7 @@ from sklearn.exceptions import NotFittedError
 
 from osciformer.data import IrregularSeries
 from osciformer.estimators import OsciFormerClassifier, load_estimator
+from osciformer.estimators.supervised import OSCIFORMER_DEFAULTS
 from osciformer.saving import ModelFileError
 from osciformer.train import TrainingInterrupted
 from osciformer.train.run_folder import CheckpointError
@@ -81,6 +82,42 @@ def test_saved_and_pickled_models_predict_the_same_bits(
         assert (copy.predict_proba(X) == fitted.predict_proba(X)).all()
         assert copy.get_params() == fitted.get_params()
         assert copy.classes_.dtype == fitted.classes_.dtype
+
+
+def test_defaults_of_the_backbone_are_part_of_the_saved_model(
+    fitted: OsciFormerClassifier, tmp_path: Path
+) -> None:
+    from osciformer.saving import load_model, save_model
+
+    saved = load_model(fitted.save(tmp_path / "model"))
+    assert saved.content["model"]["backbone_options"] == dict(OSCIFORMER_DEFAULTS)
+    # A file from before these defaults names none of them, and means those of the layer.
+    older = {**saved.content, "model": {**saved.content["model"], "backbone_options": {}}}
+    save_model(tmp_path / "older", older, saved.weights)
+    attention = load_estimator(tmp_path / "older").model_.backbone.model.encoder.blocks[0].attention
+    assert attention.value == "average"
+    attention = load_estimator(tmp_path / "model").model_.backbone.model.encoder.blocks[0].attention
+    assert attention.value == "point"
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (
+            {"backbone_options": {"value": "average"}},
+            {"value": "average", "omega_range": "typical"},
+        ),
+        ({"backbone_options": {"preset": "paper"}}, {"preset": "paper"}),
+        ({"backbone": "gru_d"}, {}),
+    ],
+    ids=["given", "preset", "baseline"],
+)
+def test_defaults_of_the_backbone_give_way(
+    settings: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    settings = {**TINY, "max_epochs": 1, **settings}
+    model = OsciFormerClassifier(**settings).fit(two_levels(20))
+    assert model.model_.config.backbone_options == expected
 
 
 def test_damaged_content_is_refused_by_name(fitted: OsciFormerClassifier, tmp_path: Path) -> None:
@@ -195,7 +232,7 @@ def test_interrupted_fit_can_be_used_and_continued(
 @pytest.mark.parametrize(
     ("changed", "wanted"),
     [
-        ({"dropout": 0.1}, r"dropout was 0\.3, is 0\.1"),
+        ({"dropout": 0.1}, r"dropout was 0\.2, is 0\.1"),
         ({"clip": None}, r"clip was 6\.0, is None"),
         ({"pool": ("last",)}, r"pool was \['last', 'mean', 'max'\], is \['last'\]"),
         ({"class_weight": "balanced"}, "class_weight was None, is 'balanced'"),

@@ -49,7 +49,7 @@ def test_a_configuration_cannot_be_changed():
         ({"input_dim": 3, "n_heads": 2}, r"unknown settings \['n_heads'\]; allowed: input_dim,"),
         ({"dim": 8}, "input_dim, the number of features, must be given"),
         ({"input_dim": 3, "num_layers": 0}, "num_layers must be at least 1; got 0"),
-        ({"input_dim": 3, "omega_range": "auto"}, r"\(low, high\) or 'data'; got 'auto'"),
+        ({"input_dim": 3, "omega_range": "auto"}, r"\(low, high\) or 'data' or 'typical'; got"),
     ],
     ids=["unknown", "missing", "layers", "omega"],
 )

@@ -118,6 +118,23 @@ def test_frequencies_come_from_the_data():
 
 
 @torch.no_grad()
+def test_typical_frequencies_ignore_rare_short_gaps():
+    times = torch.arange(0.0, 100.0, 2.0, dtype=torch.float64)[None]
+    hurried = torch.cat((times, times[:, 5:15] + 0.01), dim=1).sort().values
+    model = OsciFormer(FEATURES, dim=64, num_heads=2, omega_range="typical")
+    omega = torch.stack(
+        [
+            spectrum.omega
+            for block in model.fit_time_scale(hurried).encoder
+            for spectrum in (block.attention.key_spectrum, block.attention.value_spectrum)
+        ]
+    )
+    # Per unit of 98, the span: one radian in 98 to half a turn in 2.
+    assert 0.999 < float(omega.min()) < 3.0
+    assert 20 * math.pi < float(omega.max()) < 49.1 * math.pi
+
+
+@torch.no_grad()
 def test_given_frequencies_are_kept():
     model = make_model("ridge", omega_range=(1.0, 2.0))
     omega = model.encoder.blocks[0].attention.key_spectrum.omega

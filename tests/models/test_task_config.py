@@ -28,7 +28,7 @@ def test_a_configuration_survives_json(config):
 
 
 def test_options_reach_the_backbone_and_what_is_given_wins_over_a_preset():
-    inner = SeriesModel(SeriesModelConfig(**SERIES, dim=16)).backbone.model.config
+    inner = SeriesModel(SeriesModelConfig(**SERIES, dim=16, num_heads=2)).backbone.model.config
     assert (inner.query, inner.omega_range, inner.dim, inner.num_heads) == (
         "linear",
         (0.1, 9.0),

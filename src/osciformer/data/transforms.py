@@ -13,7 +13,7 @@ from osciformer.data.checks import check_choice
 from osciformer.data.series import IrregularSeries
 from osciformer.data.statistics import ColumnStatistics, SeriesStatistics
 
-Scaling = Literal["standard", "robust", "none"]
+Scaling = Literal["standard", "robust", "asinh", "none"]
 TimeScaling = Literal["span", "none"]
 Array = TypeVar("Array", np.ndarray, Tensor)
 
@@ -23,17 +23,20 @@ QUARTILES_OF_NORMAL = 1.3489795003921634
 
 @dataclass(frozen=True)
 class ColumnScaler:
-    """Columns as `(x - center) / scale`, clipped; NaN stays NaN.
+    """Columns as `(x - center) / scale`, or the arsinh of that, clipped; NaN stays NaN.
 
     Attributes:
         center: What becomes 0 [F].
-        scale: What becomes 1 [F]; 1 for a constant column and for one without any value.
+        scale: What becomes 1 [F], or arsinh 1 = 0.88; 1 for a constant column and for one without
+            any value.
         clip: Bound on the absolute scaled value, or None.
+        squash: Take the arsinh: nearly linear up to 1, and as slow as the logarithm far beyond it.
     """
 
     center: Float[np.ndarray, "F"]
     scale: Float[np.ndarray, "F"]
     clip: float | None = None
+    squash: bool = False
 
     @classmethod
     def fit(cls, columns: ColumnStatistics, scaling: Scaling, clip: float | None) -> ColumnScaler:
@@ -41,23 +44,27 @@ class ColumnScaler:
         center, scale = columns.mean, columns.std
         if scaling == "none":
             center, scale = np.zeros_like(center), np.ones_like(scale)
-        if scaling == "robust":
+        if scaling in ("robust", "asinh"):
             spread = (columns.quantile(0.75) - columns.quantile(0.25)) / QUARTILES_OF_NORMAL
             center = np.nan_to_num(columns.quantile(0.5))
             # Quartiles that coincide, as of a mostly constant column, say nothing about its spread.
             scale = np.where(spread > _smallest_scale(center), spread, scale)
         scale = np.where(scale > _smallest_scale(center), scale, 1.0)
-        return cls(center, scale, clip)
+        return cls(center, scale, clip, scaling == "asinh")
 
     def transform(self, values: Array) -> Array:
         """Return scaled values [..., F], in the dtype of the input."""
         center, scale = self._like(values)
         scaled = (values - center) / scale
+        if self.squash:
+            scaled = scaled.arcsinh() if isinstance(scaled, Tensor) else np.arcsinh(scaled)
         return scaled if self.clip is None else scaled.clip(-self.clip, self.clip)
 
     def inverse(self, values: Array) -> Array:
         """Return values [..., F] in the units of the data; what was clipped stays clipped."""
         center, scale = self._like(values)
+        if self.squash:
+            values = values.sinh() if isinstance(values, Tensor) else np.sinh(values)
         return values * scale + center
 
     def _like(self, values: Array) -> tuple[Any, Any]:
@@ -72,19 +79,27 @@ class ColumnScaler:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON."""
-        return {"center": self.center.tolist(), "scale": self.scale.tolist(), "clip": self.clip}
+        return {
+            "center": self.center.tolist(),
+            "scale": self.scale.tolist(),
+            "clip": self.clip,
+            "squash": self.squash,
+        }
 
     @classmethod
     def from_dict(cls, state: dict[str, Any]) -> ColumnScaler:
-        """Return the scaler that `to_dict` wrote."""
-        return cls(np.array(state["center"]), np.array(state["scale"]), state["clip"])
+        """Return the scaler that `to_dict` wrote, also before there was `squash`."""
+        center, scale = np.array(state["center"]), np.array(state["scale"])
+        return cls(center, scale, state["clip"], state.get("squash", False))
 
 
 class SeriesTransform:
     """Scaling of values, static features and times, fitted on training data alone.
 
     Args:
-        values: `standard` (mean and standard deviation), `robust` (median and quartiles) or `none`.
+        values: `standard` (mean and standard deviation), `robust` (median and quartiles), `asinh`
+            (the arsinh of `robust`, for columns whose few large values say more by their order of
+            magnitude than by their size) or `none`.
         static: The same for static features.
         clip: Bound on the absolute scaled value, against outliers; None for no bound.
         time: `span` makes the longest span of a training series the unit of time and the earliest

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -19,6 +20,10 @@ from osciformer.train.fitting import choose_device
 from osciformer.train.predicting import predict
 from osciformer.train.tasks import Task
 
+#: Where a series as a whole counts, values at the end of a gap tell a frequency, which averages
+#: over the gap hardly keep; and frequencies of rare short gaps are of no use.
+OSCIFORMER_DEFAULTS: Mapping[str, Any] = {"value": "point", "omega_range": "typical"}
+
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class SupervisedEstimator(SeriesEstimator):
@@ -27,10 +32,20 @@ class SupervisedEstimator(SeriesEstimator):
     Args:
         pool: How states become one: any of `last`, `mean` and `max`.
         skip: Show summary statistics of the series to the head as well.
+        dim: Width of the model.
+        num_heads: Number of heads.
+        dropout: Dropout of the model.
+        scaling: Scaling of the values: `asinh`, `standard`, `robust` or `none`.
+        backbone_options: Further settings of the backbone, by name; those in
+            `OSCIFORMER_DEFAULTS` hold for `osciformer` unless they, or a preset, are given.
     """
 
     pool: tuple[str, ...] = ("last", "mean", "max")
-    skip: bool = False
+    skip: bool = True
+    dim: int = 32
+    num_heads: int = 1
+    dropout: float = 0.2
+    scaling: str = "asinh"
 
     model_class: ClassVar[type[nn.Module]] = SeriesModel
     config_class: ClassVar[Any] = SeriesModelConfig
@@ -94,6 +109,14 @@ class SupervisedEstimator(SeriesEstimator):
                 **shared,
             )
         self._train(model, task, train_source, validation_source, config)
+
+    def _model_settings(self) -> dict[str, Any]:
+        settings = super()._model_settings()
+        given = settings["backbone_options"]
+        # They become part of the model's configuration, so that a saved model keeps its own.
+        if self.backbone == "osciformer" and "preset" not in given:
+            settings["backbone_options"] = {**OSCIFORMER_DEFAULTS, **given}
+        return settings
 
     def _labels(self, data: SeriesData, y: Any) -> np.ndarray:
         """Return y, or the labels that the data have, as an array without missing entries."""

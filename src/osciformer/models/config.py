@@ -21,6 +21,9 @@ MODEL_PRESETS: Mapping[str, Mapping[str, Any]] = {
     "paper": {**ATTENTION_PRESETS["paper"], "dim": 256, "num_layers": 2},
 }
 
+#: Names of frequency ranges that come from the training times, see `OsciFormer.fit_time_scale`.
+RANGES_OF_DATA = ("data", "typical")
+
 
 @dataclass(frozen=True)
 class OsciFormerConfig:
@@ -38,8 +41,9 @@ class OsciFormerConfig:
         direction: `causal` or `bidirectional`.
         num_modes: Frequencies J of the query bank.
         bank: Kind of bank.
-        omega_range: Ends of the frequencies per unit of the model's time, or `"data"`: taken
-            from the training times by `OsciFormer.fit_time_scale`.
+        omega_range: Ends of the frequencies per unit of the model's time, or taken from the
+            training times by `OsciFormer.fit_time_scale`: `"data"`, all that they can resolve, up
+            to half a turn over a short gap; or `"typical"`, up to half a turn over the median gap.
         zeta_range: Ends of the initial damping ratios.
         undamped: No damping at all.
         velocity: Learned initial velocities.
@@ -86,9 +90,10 @@ class OsciFormerConfig:
             raise ValueError(f"num_layers must be at least 1; got {self.num_layers}")
         object.__setattr__(self, "zeta_range", tuple(self.zeta_range))
         if isinstance(self.omega_range, str):
-            if self.omega_range != "data":
+            if self.omega_range not in RANGES_OF_DATA:
+                allowed = " or ".join(map(repr, RANGES_OF_DATA))
                 raise ValueError(
-                    f"omega_range must be (low, high) or 'data'; got {self.omega_range!r}"
+                    f"omega_range must be (low, high) or {allowed}; got {self.omega_range!r}"
                 )
         else:
             object.__setattr__(self, "omega_range", tuple(self.omega_range))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from torch import nn
 
 from osciformer._types import Bool, Float, Tensor
 from osciformer.math.banks import frequency_range
+from osciformer.models.carry import positive_gaps
 from osciformer.models.config import OsciFormerConfig
 from osciformer.nn.attention import OscillatorAttention
 from osciformer.nn.checks import check_tokens
@@ -40,7 +42,8 @@ class OsciFormer(nn.Module):
         direction: `causal` or `bidirectional`.
         num_modes: Frequencies J of the query bank.
         bank: Kind of bank.
-        omega_range: `(low, high)` per unit of the model's time, or `"data"`.
+        omega_range: `(low, high)` per unit of the model's time, or `"data"` or `"typical"`, see
+            `fit_time_scale`.
         zeta_range: Ends of the initial damping ratios.
         undamped: No damping at all.
         velocity: Learned initial velocities.
@@ -148,7 +151,9 @@ class OsciFormer(nn.Module):
 
         The unit is the longest span of a training series. With `omega_range="data"` the spectra
         of all layers are drawn again, from half a turn over that span to half a turn over a
-        short gap, so call this before training.
+        short gap (the 5 % quantile), so call this before training. With `"typical"` they go from
+        one radian over the span to half a turn over the median gap: where some gaps are much
+        shorter than most, fewer channels start out too fast to see more than one observation.
 
         Args:
             times: Times of the training set, or of a fair sample.
@@ -159,8 +164,12 @@ class OsciFormer(nn.Module):
             This model.
         """
         self.time_scale.fit(times, mask)
-        if self.config.omega_range == "data":
-            omega_range = frequency_range(self.time_scale(times), mask)
+        if isinstance(self.config.omega_range, str):
+            times = self.time_scale(times)
+            omega_range = frequency_range(times, mask)
+            if self.config.omega_range == "typical":
+                median = float(positive_gaps(times, mask).median())
+                omega_range = omega_range[0] / math.pi, math.pi / median
             for block in self.encoder:
                 block.attention.reset_spectra(omega_range, generator=generator)
         return self

@@ -109,18 +109,23 @@ class SeriesModelConfig(TaskConfig):
         output_dim: Number of outputs: classes, or targets of a regression.
         pool: How the states of a series become one, any of `last, mean, max`; they are joined.
         skip: Also give the head simple statistics of the series, see `summarise_series`.
+        dim: This, `num_heads` and `dropout` are lower than those of `TaskConfig`: with one target a
+            series there is less to learn from.
 
     Example:
         >>> config = SeriesModelConfig(input_dim=37, output_dim=2, pool=["last", "mean"])
         >>> config.pool, config.dim
-        (('last', 'mean'), 64)
+        (('last', 'mean'), 32)
         >>> SeriesModelConfig.from_dict(config.to_dict()) == config
         True
     """
 
     output_dim: int
     pool: tuple[str, ...] = ("last", "mean", "max")
-    skip: bool = False
+    skip: bool = True
+    dim: int = 32
+    num_heads: int = 1
+    dropout: float = 0.2
 
     def __post_init__(self) -> None:
         """Refuse what cannot be built."""
