@@ -307,3 +307,16 @@ def test_a_process_is_one_even_without_training() -> None:
     empty = random_events([0, 0]).batch()
     rates = MODELS["mixture"].intensity(empty, torch.zeros(2, 3, dtype=torch.float64))
     torch.testing.assert_close(rates, MODELS["mixture"].log_base.exp().expand(2, 3, 2))
+
+
+def test_time_scales_come_from_a_part_of_many_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    events = random_events([6] * 40 + [0, 1], windows=False)
+    whole = make_event_model(EventModelConfig(num_types=2, dim=8)).fit_times(events)
+    monkeypatch.setattr("osciformer.events.neural.process.LARGEST_BATCH", 60)
+    part = make_event_model(EventModelConfig(num_types=2, dim=8)).fit_times(events)
+    # Rates and shares are those of all events, the unit of the encoder that of some.
+    torch.testing.assert_close(part.log_base, whole.log_base)
+    torch.testing.assert_close(part.head.scale.unit, whole.head.scale.unit)
+    ratio = float(part.encoder.embedding.scale.unit / whole.encoder.embedding.scale.unit)
+    assert ratio != 1
+    assert 0.5 < ratio < 2

@@ -134,9 +134,12 @@ def _verdicts(rows: Sequence[Row], datasets: Sequence[str]) -> list[str]:
             continue
         how = "ahead of" if found.mean > 0 else "behind"
         text = f"- {TASKS[dataset].title}: {abs(found.mean):.3f} nats {how} {title_of(best)}"
-        if found.error is not None:
+        if found.error is None:
+            text += ", by a single run"
+        else:
             text += f" (± {found.error:.3f})"
-        lines.append(text + (", within the spread." if found.is_within_spread else "."))
+            text += ", within the spread" if found.is_within_spread else ""
+        lines.append(text + ".")
     if not lines:
         return []
     return ["OsciFormer with the mixture head beside the best other fitted model:", "", *lines]

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Self
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -21,6 +22,8 @@ from osciformer.events.sequences import EventSequences
 
 # Random nodes per gap in training, one in each of as many strata.
 _TRAINING_NODES = 6
+# Entries of the padded batch from which time scales are taken.
+LARGEST_BATCH = 4_000_000
 # Reads that `intensity` makes at once.
 LARGEST_READ = 50_000
 
@@ -66,11 +69,13 @@ class NeuralEventProcess(nn.Module, EventProcess):
     @torch.no_grad()
     def fit_times(self, sequences: EventSequences) -> Self:
         """Set the unit of time, the time scales and the first intensities from training events."""
-        batch = sequences.batch().to(self.device)
-        self.encoder.fit_times(batch)
-        is_pair = batch.mask[:, 1:]
-        gaps = gaps_of(batch)[:, 1:][is_pair]
-        before, after = batch.types[:, :-1][is_pair], batch.types[:, 1:][is_pair]
+        self.encoder.fit_times(_some_of(sequences).batch().to(self.device))
+        is_pair = torch.from_numpy(np.diff(np.repeat(np.arange(len(sequences)), sequences.lengths)))
+        types, is_pair = torch.from_numpy(sequences.types), is_pair == 0
+        gaps, before, after = (
+            x.to(self.device)
+            for x in (torch.from_numpy(sequences.gaps), types[:-1][is_pair], types[1:][is_pair])
+        )
         pairs = EventPairs(gaps, before, after, self.num_types)
         self.head.fit(pairs)
         span = float(gaps.sum())
@@ -224,6 +229,13 @@ class NeuralEventProcess(nn.Module, EventProcess):
         held = self._held
         is_held = held is not None and held[0] is batch and not torch.is_grad_enabled()
         return held[1] if held is not None and is_held else self.encoder.prepare(batch)
+
+
+def _some_of(sequences: EventSequences) -> EventSequences:
+    """Return the sequences, or so many of them, evenly spread, that a padded batch is not large."""
+    longest = max(1, int(sequences.lengths.max(initial=0)))
+    step = -(-len(sequences) * longest // LARGEST_BATCH)
+    return sequences if step <= 1 else sequences[::step]
 
 
 def _events_asked(
