@@ -14,7 +14,15 @@ pa = pytest.importorskip("pyarrow")
 pytest.importorskip("pytorch_lightning")
 
 from osciformer.bench.events import cells as cell_files  # noqa: E402
-from osciformer.bench.events import command, datasets, models, neural, report, summary  # noqa: E402
+from osciformer.bench.events import (  # noqa: E402
+    command,
+    datasets,
+    models,
+    neural,
+    report,
+    simulation,
+    summary,
+)
 from osciformer.bench.events.cells import Cell, make_cells  # noqa: E402
 from osciformer.bench.events.datasets import TASKS, EventTask, Parts  # noqa: E402
 from osciformer.events import EventSequences, log_likelihood, score  # noqa: E402
@@ -138,14 +146,12 @@ def test_folds_of_neonate_are_infants_and_each_is_tested_once(monkeypatch):
 
 
 def test_the_simulation_never_changes_and_its_truth_is_best():
-    parts = datasets.load_simulation(0)
-    again = datasets.load_simulation(1)
-    assert np.array_equal(parts.test.times, again.test.times)
-    truth = TASKS["hawkes"].truth()
-    few = parts.test[:100]
-    best = log_likelihood(truth, few).micro
-    assert best > log_likelihood(PoissonProcess.fit(parts.train), few).micro + 0.3
-    assert 40 < parts.train.lengths.mean() < 70
+    first, again = (simulation.simulate.__wrapped__("dev") for _ in range(2))
+    assert first is not again
+    assert np.array_equal(first.times, again.times)
+    assert (first.lengths == simulation.NUM_EVENTS).all()
+    best = log_likelihood(TASKS["hawkes"].truth(), first).micro
+    assert best > log_likelihood(PoissonProcess.fit(first), first).micro + 0.3
 
 
 # Models.
