@@ -47,7 +47,9 @@ types: setup
 docs: setup
 	$(PYTHON) -m sphinx -q -E -W --keep-going -n -b html docs build/docs
 
-test: lint types docs
+# Two at a time: types and documentation take a core each for most of a minute.
+test: setup
+	$(MAKE) -j2 lint types docs
 	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -q -n $(WORKERS) --dist worksteal --durations=10 $(PYTEST_ARGS)
 
 demo: setup
