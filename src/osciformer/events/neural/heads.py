@@ -272,13 +272,12 @@ class MixtureHead(_MarksAtTime):
         num_components: Number of components.
     """
 
-    offset: Tensor
-
     def __init__(self, dim: int, num_types: int, num_components: int = 16) -> None:
         super().__init__(dim, num_types)
         self.mixture = nn.Sequential(
             nn.Linear(dim, dim), nn.GELU(), nn.Linear(dim, 3 * num_components)
         )
+        # Beside the unit, since buffers there keep their precision in any dtype.
         self.scale.register_buffer("offset", torch.tensor(_FINEST, dtype=torch.float64))
         last = self.mixture[-1]
         assert isinstance(last, nn.Linear)

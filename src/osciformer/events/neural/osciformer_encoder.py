@@ -3,31 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from osciformer._types import Float, Int, Tensor
 from osciformer.events.batch import EventBatch
+from osciformer.events.neural.after_block import AfterBlock, Moves, PreparedBlock
 from osciformer.events.neural.encoder import EventEmbedding, EventEncoder, EventStates, gaps_of
+from osciformer.events.neural.resonator_memory import MEMORY_ZETA, ResonatorMemory
 from osciformer.math.banks import frequency_range
-from osciformer.nn.attention import KeyValues, OscillatorAttention
-from osciformer.nn.encoder import FeedForward
-from osciformer.nn.spectrum import Spectrum
 from osciformer.ops.attention.after import (
     Rows,
     Seen,
     Transition,
-    accumulate,
-    attend_after,
-    compose,
-    look_back,
     transition,
 )
 
-# Slow and creeping modes too: the traces that events leave are often no oscillations at all.
-_MEMORY_ZETA = (0.2, 2.0)
 # Events of a chunk: pairs within it are worked out one by one, others by products of matrices.
 _CHUNK = 16
 
@@ -52,26 +45,8 @@ class _Timeline:
 
     @property
     def moves(self) -> tuple[Tensor, Tensor, Tensor]:
-        """All gaps over which oscillators are moved, in the order of `_Moves`."""
+        """All gaps over which oscillators are moved, in the order of `Moves`."""
         return self.gaps, self.since_chunk, self.chunk_gaps
-
-
-class _Moves(NamedTuple):
-    """How oscillators move: from event to event, from the chunk before, from chunk to chunk."""
-
-    step: Transition
-    since_chunk: Transition
-    chunk: Transition
-
-
-@dataclass(frozen=True)
-class _PreparedBlock:
-    """Keys and values, and how both move from the end of the chunk before to each event."""
-
-    keys: Seen
-    values: Seen
-    key_over: Transition
-    value_over: Transition
 
 
 @dataclass(frozen=True)
@@ -82,150 +57,7 @@ class _Prepared:
     after: Float[Tensor, "B N D"]
     tokens: Float[Tensor, "B N D"]
     trace: tuple[Tensor, ...] | None
-    blocks: tuple[_PreparedBlock, ...]
-
-
-class ResonatorMemory(nn.Module):
-    r"""One oscillator per channel that every event kicks, and that swings freely in between.
-
-    $$m(t) = \sum_{t_k \le t} e^{A (t - t_k)} B x_k$$
-    It adds where attention takes means: how many events there were, and how fresh they are, is
-    what a self-exciting process depends on. With damping above 1 it contains exponential kernels.
-
-    Args:
-        dim: Number of channels, and width of the tokens.
-    """
-
-    def __init__(self, dim: int) -> None:
-        super().__init__()
-        self.kick = nn.Linear(dim, 2 * dim)
-        self.spectrum = Spectrum(1, dim, omega_range=(0.1, 10.0), zeta_range=_MEMORY_ZETA)
-
-    def forward(
-        self, tokens: Float[Tensor, "B N D"], over: Transition
-    ) -> tuple[Float[Tensor, "B N D"], Float[Tensor, "B N D"]]:
-        """Return positions and velocities just after each event.
-
-        Args:
-            tokens: What kicks.
-            over: Transitions from the event before to each event, [B, N, D].
-        """
-        position, velocity = self.kick(tokens).chunk(2, dim=-1)
-        return accumulate(position, self.spectrum.omega[0] * velocity, over)
-
-    def columns(self, position: Tensor, velocity: Tensor) -> Float[Tensor, "*S 2D"]:
-        """Return both as columns of one size."""
-        return torch.cat((position, velocity / self.spectrum.omega[0]), dim=-1)
-
-    def later(self, trace: tuple[Tensor, ...], over: Transition) -> Float[Tensor, "B N G 2D"]:
-        """Return the columns some gaps after each event, given the transitions over these."""
-        position, velocity = (x[:, :, None] for x in trace)
-        return self.columns(
-            over.g11 * position + over.g12 * velocity, over.g21 * position + over.g22 * velocity
-        )
-
-
-class AfterBlock(nn.Module):
-    """An encoder block whose attention is asked some time after each token.
-
-    Args:
-        dim: Width D.
-        num_heads: Number of heads.
-        dropout: Dropout.
-        value: `average` or `point`.
-        zeta_range: Ends of the initial damping ratios.
-    """
-
-    def __init__(
-        self,
-        dim: int,
-        num_heads: int,
-        *,
-        dropout: float,
-        value: Literal["average", "point"],
-        zeta_range: tuple[float, float],
-    ) -> None:
-        super().__init__()
-        self.attention = OscillatorAttention(
-            dim, num_heads, value=value, dropout=dropout, zeta_range=zeta_range
-        )
-        self.attention_norm = nn.LayerNorm(dim)
-        self.feedforward_norm = nn.LayerNorm(dim)
-        self.feedforward = FeedForward(dim, None, dropout=dropout)
-
-    @property
-    def spectra(self) -> tuple[Spectrum, Spectrum]:
-        """Those of keys and of values."""
-        return self.attention.key_spectrum, self.attention.value_spectrum
-
-    def prepare(
-        self, x: Float[Tensor, "B N D"], chunk: int, keys: _Moves, values: _Moves
-    ) -> _PreparedBlock:
-        """Return what the tokens have become at later ones.
-
-        Args:
-            x: Tokens.
-            chunk: Events of a chunk.
-            keys: How keys move.
-            values: How values move.
-        """
-        kv: KeyValues = self.attention.project_keys(self.attention_norm(x))
-        seen = []
-        for oscillators, moves in ((kv.keys, keys), (kv.values, values)):
-            start, velocity = oscillators.start.flatten(2), oscillators.velocity
-            seen.append(
-                look_back(
-                    start,
-                    torch.zeros_like(start) if velocity is None else velocity.flatten(2),
-                    moves.step,
-                    moves.chunk,
-                    chunk=chunk,
-                    num_heads=self.attention.num_heads,
-                )
-            )
-        return _PreparedBlock(seen[0], seen[1], keys.since_chunk, values.since_chunk)
-
-    def read(
-        self,
-        x: Float[Tensor, "B N G D"],
-        rows: Rows,
-        prepared: _PreparedBlock,
-        key_over: Transition,
-        value_over: Transition,
-    ) -> Float[Tensor, "B N G D"]:
-        """Return rows after the block: each attends to the tokens up to its own.
-
-        Args:
-            x: Rows.
-            rows: Where they stand in time.
-            prepared: What they see.
-            key_over: Transitions of keys over the gaps of the rows, [B, N, G, D].
-            value_over: Those of values.
-        """
-        attention = self.attention
-        heads = (attention.num_heads, attention.head_dim)
-        assert attention.query_projection is not None
-        query = attention.query_projection(self.attention_norm(x)).unflatten(-1, heads)
-
-        def both(near: Transition, from_chunk: Transition) -> tuple[Transition, Transition]:
-            far = compose(near, Transition(*(item[:, :, None] for item in from_chunk)))
-            near, far = (
-                Transition(*(item.unflatten(-1, heads) for item in over)) for over in (near, far)
-            )
-            return near, far
-
-        attended = attend_after(
-            query,
-            prepared.keys,
-            prepared.values,
-            rows,
-            both(key_over, prepared.key_over),
-            both(value_over, prepared.value_over),
-            scale=attention.head_dim**-0.5,
-            average=attention.value == "average",
-        )
-        x = x + attention.dropout(attention.output_projection(attended.flatten(3)))
-        return x + self.feedforward(self.feedforward_norm(x))
+    blocks: tuple[PreparedBlock, ...]
 
 
 def _take(x: Float[Tensor, "B N *S"], index: Int[Tensor, "B S"]) -> Float[Tensor, "B S *S"]:
@@ -304,7 +136,7 @@ class OsciFormerEventEncoder(EventEncoder):
         for block in self._blocks:
             block.attention.reset_spectra((low, high))
         if self.memory is not None:
-            self.memory.spectrum.reset((low, high), _MEMORY_ZETA)
+            self.memory.spectrum.reset((low, high), MEMORY_ZETA)
 
     def prepare(self, batch: EventBatch) -> _Prepared:
         """Return the encoded batch, see `EventEncoder`."""
@@ -366,7 +198,7 @@ class OsciFormerEventEncoder(EventEncoder):
             tokens=take(prepared.tokens),
             trace=None if prepared.trace is None else tuple(map(take, prepared.trace)),
             blocks=tuple(
-                _PreparedBlock(
+                PreparedBlock(
                     look(block.keys),
                     look(block.values),
                     Transition(*map(take, block.key_over)),
@@ -392,12 +224,12 @@ class OsciFormerEventEncoder(EventEncoder):
         parts = zip(*(item.split(self.dim, dim=-1) for item in over), strict=True)
         return [Transition(*part) for part in parts]
 
-    def _moves(self, timeline: _Timeline, dtype: torch.dtype) -> list[_Moves]:
+    def _moves(self, timeline: _Timeline, dtype: torch.dtype) -> list[Moves]:
         lengths = [item.shape[1] for item in timeline.moves]
         parts = []
         for over in self._over(torch.cat(timeline.moves, dim=1), dtype):
             cut = zip(*(item.split(lengths, dim=1) for item in over), strict=True)
-            parts.append(_Moves(*(Transition(*piece) for piece in cut)))
+            parts.append(Moves(*(Transition(*piece) for piece in cut)))
         return parts
 
     def _begin(self, tokens: Tensor, columns: Tensor | None) -> Tensor:
