@@ -1,0 +1,50 @@
+"""Neural point processes on a GPU say what they say on the CPU."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+
+from osciformer.events import EventSequences, likelihood_terms
+from osciformer.events.neural import EventModelConfig, make_event_model
+from osciformer.events.neural.baselines import BASELINE_MODELS
+
+pytestmark = pytest.mark.gpu
+
+RNG = np.random.default_rng(0)
+EVENTS = EventSequences.from_arrays(
+    [np.cumsum(RNG.exponential(size=n)) for n in (40, 17, 1)],
+    [RNG.integers(0, 3, size=n) for n in (40, 17, 1)],
+    num_types=3,
+)
+CONFIGS = {
+    **{f"osciformer_{head}": {"head": head} for head in ("mixture", "softplus", "decay")},
+    **BASELINE_MODELS,
+}
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("name", list(CONFIGS))
+def test_likelihood_gradients_and_intensities_are_those_of_the_cpu(name: str) -> None:
+    torch.manual_seed(0)
+    settings = {**CONFIGS[name], "dim": 16, "num_heads": 2, "dropout": 0.0}
+    here = make_event_model(EventModelConfig(num_types=3, **settings)).double().fit_times(EVENTS)
+    there = copy.deepcopy(here).cuda()
+    batch = EVENTS.batch()
+    query = batch.last_times[:, None] + torch.tensor([[0.0, 0.5, 30.0]], dtype=torch.float64)
+    losses = []
+    for model in (here.eval(), there.eval()):
+        moved = batch.to(model.device)
+        loss = model(moved).loss
+        loss.backward()
+        losses.append(loss.detach().cpu())
+        assert torch.isfinite(likelihood_terms(model, moved, max_halvings=0).per_sequence).all()
+    torch.testing.assert_close(losses[0], losses[1], rtol=1e-9, atol=1e-9)
+    for a, b in zip(here.parameters(), there.parameters(), strict=True):
+        if a.grad is not None and b.grad is not None:
+            torch.testing.assert_close(a.grad, b.grad.cpu(), rtol=1e-6, atol=1e-8)
+    found = there.intensity(batch.to("cuda"), query.cuda()).cpu()
+    torch.testing.assert_close(found, here.intensity(batch, query), rtol=1e-8, atol=1e-10)
