@@ -32,6 +32,7 @@ from osciformer.events.neural.encoder import gaps_of
 from osciformer.events.neural.heads import CopyLast, EventPairs
 
 from .event_cases import HAWKES, padded, random_events
+from .test_process import queries
 
 EVENTS = random_events([24, 19, 1, 0])
 TIED = EventSequences.from_arrays(
@@ -62,15 +63,6 @@ MODELS = {
     "short_context": make("mixture", encoder_options={"context": 5}),
 }
 each = pytest.mark.parametrize("model", list(MODELS.values()), ids=list(MODELS))
-
-
-def queries(batch: EventBatch, count: int = 30) -> Tensor:
-    """Return times before, between and after the events of each row, in no order, and theirs."""
-    low, high = batch.first_times - 1, batch.last_times + 2
-    share = torch.rand(len(batch), count, dtype=torch.float64)
-    between = low[:, None] + (high - low)[:, None] * share
-    own = torch.where(batch.mask, batch.times, batch.last_times[:, None])
-    return torch.cat([between, own], dim=1)
 
 
 @each
