@@ -11,6 +11,7 @@ import pytest
 
 from osciformer.events import (
     EventSequences,
+    HawkesProcess,
     PoissonProcess,
     RenewalProcess,
     log_likelihood,
@@ -34,6 +35,17 @@ def test_scores_of_a_poisson_process_are_those_of_constants() -> None:
     )
     assert found.never == 0.0
     assert found.log_likelihood == log_likelihood(PoissonProcess([0.5, 2.0]), events)
+
+
+def test_fewer_halvings_show_in_the_error_of_the_likelihood() -> None:
+    steep = HawkesProcess(HAWKES.base, HAWKES.branching, 60.0)
+    events = random_events([8, 5])
+    found, rough = (
+        score(WithoutClosedForms(steep), events, tolerance=1e-7, max_halvings=count).log_likelihood
+        for count in (30, 0)
+    )
+    assert found.error < 1e-6 < rough.error
+    assert found.micro == pytest.approx(log_likelihood(steep, events).micro, abs=1e-6)
 
 
 def test_repeating_the_last_type_is_right_as_often_as_types_repeat() -> None:

@@ -118,3 +118,13 @@ def check_same_time(wanted: tuple[TimeAxis, str], events: EventSequences) -> Non
             f"the model was fitted with times in {unit}, and those of X are in {events.time_unit}; "
             "read X in the same unit, or use its method rescale"
         )
+
+
+def refuse_empty(events: EventSequences) -> None:
+    """Refuse sequences without an event to predict from."""
+    empty = events.ids[events.lengths == 0]
+    if len(empty):
+        raise ValueError(
+            f"{len(empty)} sequences have no event to start from, the first is {empty[0]!s}; "
+            "leave them out"
+        )

@@ -157,7 +157,7 @@ class OsciFormerEventPredictor(TrainedEstimator):
             horizon: Largest gap to consider; `horizon_` if not given.
         """
         events = self._look_again(X)
-        self._refuse_empty(events)
+        event_inputs.refuse_empty(events)
         horizon = self.horizon_ if horizon is None else horizon
         count, last = len(events), events.times[events.offsets[1:] - 1]
         gaps, chances = np.empty((3, count)), np.empty((count, events.num_types))
@@ -310,7 +310,7 @@ class OsciFormerEventPredictor(TrainedEstimator):
             position of the sequence that each one continues.
         """
         events = self._look_again(X)
-        self._refuse_empty(events)
+        event_inputs.refuse_empty(events)
         last = events.times[events.offsets[1:] - 1]
         ends = np.broadcast_to(np.asarray(until), (len(events),))
         end, _ = queries.flatten_times(
@@ -354,15 +354,6 @@ class OsciFormerEventPredictor(TrainedEstimator):
         events = event_inputs.as_events(X, self.layout, self.type_names_)
         event_inputs.check_same_time((self.time_axis_, self.time_unit_), events)
         return event_inputs.with_types(events, self.type_names_)
-
-    @staticmethod
-    def _refuse_empty(events: EventSequences) -> None:
-        empty = events.ids[events.lengths == 0]
-        if len(empty):
-            raise ValueError(
-                f"{len(empty)} sequences have no event to start from, the first is {empty[0]!s}; "
-                "leave them out"
-            )
 
     def _batch_size(self, events: EventSequences) -> int:
         """Return how many sequences to take at a time, so that memory is bounded."""

@@ -126,6 +126,7 @@ def score(
         horizon=horizon,
         expectation=expectation,
         tolerance=tolerance,
+        max_halvings=max_halvings,
         prediction_tolerance=prediction_tolerance,
         batch_size=batch_size,
     )
