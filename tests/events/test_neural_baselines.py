@@ -387,7 +387,9 @@ def test_contiformer_in_parts_is_contiformer_at_once(monkeypatch: pytest.MonkeyP
     batch, results = EVENTS.batch(), []
     gaps = some_gaps(batch)
     for largest in (2**22, 1000):
-        monkeypatch.setattr("osciformer.events.neural.baselines.contiformer._LARGEST_PART", largest)
+        monkeypatch.setattr(
+            "osciformer.events.neural.baselines.contiformer._LARGEST_PART", {"cpu": largest}
+        )
         model = small("contiformer")
         rates = model.intensity_after(batch, gaps)
         rates.sum().backward()

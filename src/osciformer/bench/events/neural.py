@@ -39,8 +39,9 @@ ROWS: dict[str, tuple[str, str, str]] = {
 }
 # Fewest and most epochs.
 _EPOCHS = (10, 200)
-# Steps that are timed, and those before them.
-_TIMED, _WARM_UP = 20, 3
+# Steps that are timed (most, and how many at least), those before them, and seconds after which the
+# least will do.
+_TIMED, _TIMED_AT_LEAST, _WARM_UP, _LONG = 20, 5, 3, 5.0
 
 
 @dataclass(frozen=True)
@@ -289,7 +290,7 @@ def seconds_per_epoch(
         settings: Of training.
 
     Returns:
-        `seconds`, the median time of up to 20 steps times the number of steps, after 3 that do
+        `seconds`, the median time of 5 to 20 steps times the number of steps, after 3 that do
         not count; `steps` of an epoch; `timed` steps.
     """
     fit = neural_model(name).fit
@@ -307,8 +308,10 @@ def seconds_per_epoch(
     batch_size = settings.length(len(train))["batch_size"]
     steps = math.ceil(len(train) / batch_size)
     batches = [batch.to(device) for batch in train.batches(batch_size, shuffle=True)]
-    times = []
-    for number in range(_WARM_UP + min(_TIMED, max(5, steps))):
+    times: list[float] = []
+    for number in range(_WARM_UP + min(_TIMED, max(_TIMED_AT_LEAST, steps))):
+        if len(times) >= _WARM_UP + _TIMED_AT_LEAST and sum(times) > _LONG:
+            break
         batch = batches[number % len(batches)]
         if device.type == "cuda":
             torch.cuda.synchronize(device)
