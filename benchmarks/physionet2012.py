@@ -66,7 +66,7 @@ MODELS: dict[str, tuple[str, ...]] = {
 }
 #: Models for which a learning rate is chosen, and the rates; None is the default.
 TUNED = ("transformer", "gru_d")
-RATES = (None, 1e-3)
+RATES = (None, 2e-3)
 #: What tables show: key of a row, title, format.
 COLUMNS = (
     ("auroc", "AUROC", "{:.4f}"),
@@ -299,7 +299,7 @@ def make_parser() -> argparse.ArgumentParser:
         "--learning-rates",
         type=rates,
         default=list(RATES),
-        help="for the neural baselines; default,0.001 if not given",
+        help="for the neural baselines; default,0.002 if not given",
     )
     add("--threads", type=int, default=1, help="OMP_NUM_THREADS of every process")
     add("--commit", help="of the code; asked of git if not given")

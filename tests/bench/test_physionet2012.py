@@ -209,7 +209,7 @@ def test_only_the_chosen_rate_goes_on_to_the_other_seeds(monkeypatch, tmp_path):
     assert script.main(["--work", str(tmp_path), models, "--seeds=0,1", "--commit=a"]) == 0
     assert ran == [
         *("osciformer-seed0", "osciformer-seed1"),
-        *("transformer-seed0", "transformer-seed0-lr0.001", "transformer-seed1-lr0.001"),
+        *("transformer-seed0", "transformer-seed0-lr0.002", "transformer-seed1-lr0.002"),
     ]
 
 

@@ -37,10 +37,11 @@ def test_every_setting_of_the_estimator_has_a_flag(task: str) -> None:
     listed = {s.python_name: s.default for s in ESTIMATOR_SETTINGS if task in s.tasks}
     assert set(listed) == set(wanted) - own
     differ = {name for name in listed if listed[name] != wanted[name]}
-    # The seed is fixed here; some tasks have their own sizes, dropouts and scaling, which the help
-    # states.
+    # The seed is fixed here; some tasks have their own sizes, dropouts, scaling and averages, which
+    # the help states.
     sizes = {"dim", "num_heads", "num_layers"}
-    assert differ <= {"random_state", "dropout", "observation_dropout", "scaling"} | sizes
+    free = {"random_state", "dropout", "observation_dropout", "scaling", "weight_averaging"}
+    assert differ <= free | sizes
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -82,15 +83,19 @@ def test_flags_win_over_the_yaml_file(cli: Call, tables: Path, tmp_path: Path) -
                 "dim": 16,
                 "patience": None,
                 "max-epochs": 1,
+                "weight-averaging": 0.5,
+                "statistics": ["last"],
             }
         )
     )
     run = tmp_path / "run"
-    outcome = cli("fit", "--config", config, *TINY, "--seed=7", "-o", run)
+    more = ["--seed=7", "--statistics=std,age"]
+    outcome = cli("fit", "--config", config, *TINY, *more, "-o", run)
     assert outcome.code == 0, outcome.err
     params = load_model(run / "model.safetensors").content["params"]
     assert (params["dim"], params["patience"], params["max_epochs"]) == (8, None, 2)
     assert params["random_state"] == 7
+    assert (params["weight_averaging"], params["statistics"]) == (0.5, ["std", "age"])
 
 
 def test_labels_may_come_from_another_table(cli: Call, tables: Path, tmp_path: Path) -> None:

@@ -100,6 +100,39 @@ def test_defaults_of_the_backbone_are_part_of_the_saved_model(
     assert attention.value == "point"
 
 
+def test_statistics_are_part_of_the_saved_model(
+    fitted: OsciFormerClassifier, tmp_path: Path
+) -> None:
+    from osciformer.saving import load_model, save_model
+
+    X = two_levels(20, seed=2)
+    kinds = ("std", "age", "first", "count")
+    model = OsciFormerClassifier(**TINY, statistics=kinds, weight_averaging=0.5).fit(X)
+    again = load_estimator(model.save(tmp_path / "model"))
+    assert (again.predict_proba(X) == model.predict_proba(X)).all()  # type: ignore[attr-defined]
+    assert again.model_.config.statistics == again.get_params()["statistics"] == kinds
+    assert again.get_params()["weight_averaging"] == 0.5
+    # A file from before they had names has the ones of then, and no average.
+    saved = load_model(fitted.save(tmp_path / "model"))
+    content = {**saved.content, "model": dict(saved.content["model"])}
+    content["params"] = dict(content["params"])
+    for name in ("statistics", "weight_averaging"):
+        del content["params"][name]
+    del content["model"]["statistics"]
+    save_model(tmp_path / "older", content, saved.weights)
+    older: Any = load_estimator(tmp_path / "older")
+    assert (older.predict_proba(X) == fitted.predict_proba(X)).all()
+
+
+def test_average_of_the_weights_is_kept_by_default() -> None:
+    X = two_levels(40)
+    kept = OsciFormerClassifier(**TINY).fit(X)
+    raw = OsciFormerClassifier(**TINY, weight_averaging=0.0).fit(X)
+    assert kept.weight_averaging == 0.99
+    assert [row["train_loss"] for row in kept.history_] == [r["train_loss"] for r in raw.history_]
+    assert [row["val_loss"] for row in kept.history_] != [r["val_loss"] for r in raw.history_]
+
+
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
@@ -235,6 +268,7 @@ def test_interrupted_fit_can_be_used_and_continued(
         ({"dropout": 0.1}, r"dropout was 0\.2, is 0\.1"),
         ({"clip": None}, r"clip was 6\.0, is None"),
         ({"pool": ("last",)}, r"pool was \['last', 'mean', 'max'\], is \['last'\]"),
+        ({"weight_averaging": 0.0}, r"weight_averaging was 0\.99, is 0\.0"),
         ({"class_weight": "balanced"}, "class_weight was None, is 'balanced'"),
     ],
     ids=lambda item: next(iter(item)) if isinstance(item, dict) else "",
@@ -297,6 +331,8 @@ def test_all_values_missing_is_an_error() -> None:
         ({"class_weight": "heavy"}, "class_weight must be None, 'balanced' or a dict"),
         ({"class_weight": {"c": 2.0}}, "class_weight names 'c', which y does not have"),
         ({"validation_fraction": 1.0}, "validation_fraction must be from 0 to below 1; got 1.0"),
+        ({"weight_averaging": 1.0}, "weight_averaging must be from 0 to below 1; got 1.0"),
+        ({"statistics": ("median",)}, "statistics must be one of last, .*; got 'median'"),
         ({"monitor": "rmse"}, "monitor must be .*'auprc'; got 'rmse'"),
         ({"learning_rate": -1.0}, "learning_rate must be positive and finite; got -1.0"),
         ({"backbone": "oracle"}, "backbone must be one of"),

@@ -1,12 +1,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import get_args
 
+import numpy as np
 import pytest
 import torch
 
 from osciformer.models import SeriesModel, SeriesModelConfig
+from osciformer.models.carry import AgeScale
 from osciformer.models.pooling import pool_states, summarise_series
+from osciformer.models.task_config import Statistic
 from osciformer.nn.parameters import parameter_groups
 
 from .task_batches import FEATURES, STATIC, make_batch, pad_with_garbage, take
@@ -167,19 +171,81 @@ def test_pooled_states_are_those_of_the_present_rows():
         torch.testing.assert_close(last[b], own[-1])
 
 
-def test_statistics_are_those_of_the_measured_values():
+# What NumPy says of the values of a feature, their times and the time of the last row.
+STATISTICS = {
+    "last": lambda own, when, end: own[-1],
+    "mean": lambda own, when, end: np.mean(own),
+    "min": lambda own, when, end: np.min(own),
+    "max": lambda own, when, end: np.max(own),
+    "rise": lambda own, when, end: own[-1] - own[0],
+    "count": lambda own, when, end: np.log(1 + len(own)) / 3,
+    "std": lambda own, when, end: np.std(own),
+    "age": lambda own, when, end: np.log(1 + (end - when[-1]) / 2.5) / 4,
+    "first": lambda own, when, end: own[0],
+}
+
+
+@pytest.mark.parametrize("kind", get_args(Statistic))
+@pytest.mark.parametrize("seed", range(3))
+def test_statistics_are_those_of_the_measured_values(kind, seed):
+    batch = make_batch(6, 11, seed=seed)
+    batch.values[0, :, 0] = batch.values[2, 1:, 1] = torch.nan
+    batch.values[0, 4, 0] = 3.0  # the only value of a feature, within the series
+    batch.values[2, 0, 1] = -2.0  # and at its start
+    for given in (batch, pad_with_garbage(batch)):
+        got = summarise_series(given.values, given.times, given.mask, (kind,), AgeScale(2.5))
+        assert got.shape == (6, FEATURES)
+        assert not got.requires_grad
+        for b, f in np.ndindex(6, FEATURES):
+            mask = batch.mask[b].numpy()
+            values, times = batch.values[b, mask, f].numpy(), batch.times[b, mask].numpy()
+            seen = ~np.isnan(values)
+            wanted = 2.0 if kind == "age" else 0.0
+            if seen.any():
+                wanted = STATISTICS[kind](values[seen].astype(float), times[seen], times[-1])
+            assert got[b, f].item() == pytest.approx(wanted, rel=1e-5, abs=1e-6), (b, f)
+
+
+def test_statistics_stand_in_the_order_in_which_they_are_named():
     batch = make_batch()
-    got = summarise_series(batch.values, batch.times, batch.mask).unflatten(1, (6, FEATURES))
-    for b in range(4):
-        for f in range(FEATURES):
-            own = batch.values[b, :, f]
-            own = own[batch.mask[b] & ~own.isnan()]
-            if len(own) == 0:
-                assert not got[b, :, f].any()
-                continue
-            count = torch.tensor(float(len(own))).log1p() / 3
-            parts = (own[-1], own.mean(), own.min(), own.max(), own[-1] - own[0], count)
-            torch.testing.assert_close(got[b, :, f], torch.stack(parts))
+    rows = batch.values, batch.times, batch.mask
+    kinds = get_args(Statistic)
+    got = summarise_series(*rows, kinds[::-1], AgeScale()).split(FEATURES, dim=1)
+    for part, kind in zip(got, kinds[::-1], strict=True):
+        assert torch.equal(part, summarise_series(*rows, (kind,), AgeScale()))
+
+
+def test_statistics_have_finite_gradients_where_nothing_varies():
+    values = make_batch().values
+    values[0, :, 0] = 1.5  # a feature that stays as it is
+    values[0, :, 1] = torch.nan
+    values[0, 3, 1] = 0.25  # a single value
+    values.requires_grad_()
+    rows = make_batch()
+    kinds = get_args(Statistic)
+    summarise_series(values, rows.times, rows.mask, kinds, AgeScale()).sum().backward()
+    assert values.grad.isfinite().all()
+    assert values.grad[0, 3, 1] == 5.0  # last, mean, min, max and first; neither rise nor std
+
+
+def test_model_takes_the_statistics_that_are_named():
+    kinds = get_args(Statistic)
+    few, all_ = make(statistics=("std",)), make(statistics=list(kinds))
+    width = few.head[1].in_features
+    assert all_.head[1].in_features == width + (len(kinds) - 1) * FEATURES
+    assert make(skip=False, statistics=kinds).head[1].in_features == width - FEATURES
+    batch = make_batch()
+    assert all_(batch).isfinite().all()
+    torch.testing.assert_close(all_(pad_with_garbage(batch)), all_(batch), rtol=1e-5, atol=1e-5)
+    # Twice the distance from the mean of a feature; its mean stays.
+    values = batch.values.clone()
+    values[0, :, 0] = 2 * values[0, :, 0] - values[0, :, 0].nanmean()
+    seen = []
+    few.head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    few(batch), few(replace(batch, values=values))
+    changed = seen[1][:, -FEATURES:] - seen[0][:, -FEATURES:]
+    torch.testing.assert_close(changed[0, 0], seen[0][0, -FEATURES])
+    assert changed.count_nonzero() == 1
 
 
 def test_values_of_another_number_of_features_are_refused():

@@ -61,6 +61,8 @@ def test_a_configuration_keeps_its_own_options():
         ({"pool": ["median"]}, "pool must be one of last, mean, max; got 'median'"),
         ({"pool": []}, "pool must name at least one kind"),
         ({"pool": ["last", "last"]}, "each once"),
+        ({"statistics": ["median"]}, "statistics must be one of last, mean, .*; got 'median'"),
+        ({"statistics": []}, r"statistics must name at least one .*\(\); for none .* skip=False"),
         ({"output_dim": 0}, "output_dim must be at least 1; got 0"),
         ({"dropout": 1.0}, r"dropout must lie in \[0, 1\); got 1.0"),
         ({"observation_dropout": -0.1}, "observation_dropout must lie"),
@@ -89,6 +91,13 @@ def test_bad_settings_of_a_series_model_are_refused(change, message):
 def test_bad_settings_of_a_query_model_are_refused(change, message):
     with pytest.raises(ValueError, match=message):
         QueryModelConfig.from_dict({**QUERY, **change})
+
+
+def test_a_configuration_without_statistics_has_those_from_before_they_had_names():
+    # So that older files of models fit their weights, whatever becomes the default elsewhere.
+    model = SeriesModel(SeriesModelConfig.from_dict({**SERIES, "dim": 8}))
+    assert model.config.statistics == ("last", "mean", "min", "max", "rise", "count")
+    assert model.head[1].in_features == 8 + 2 * 2 + 6 * 3
 
 
 def test_a_missing_setting_is_named():

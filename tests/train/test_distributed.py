@@ -52,3 +52,12 @@ def test_metrics_of_two_processes_are_those_of_one(results: dict[str, Any]) -> N
     for one, two in zip(results["one-0"]["history"], results["two-0"]["history"], strict=True):
         for name in ("train_loss", "val_loss", "val_auroc", "val_accuracy"):
             assert two[name] == pytest.approx(one[name], rel=1e-4)
+
+
+@pytest.mark.dist
+def test_average_of_pieces_is_that_of_the_whole(results: dict[str, Any]) -> None:
+    for rank in (0, 1):
+        for one, two in zip(
+            results["one-0"]["average"], results[f"two-{rank}"]["average"], strict=True
+        ):
+            torch.testing.assert_close(two, one, rtol=1e-5, atol=1e-6)

@@ -6,11 +6,15 @@ import importlib.util
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch import distributed, nn
+from torch.distributed.fsdp import FullyShardedDataParallel
 
 from osciformer.train import TrainConfig, fit
+from osciformer.train.averaging import WeightAverage, _whole_parameters
 
 
 def load_toy() -> Any:
@@ -22,13 +26,72 @@ def load_toy() -> Any:
     return toy
 
 
+def average(num_epochs: int = 3) -> list[dict[str, torch.Tensor]]:
+    """Return the average and the weights after each epoch, with FSDP if there are processes.
+
+    Lightning has FSDP for GPUs alone; so this goes through the hooks of the callback by hand. After
+    the first epoch all is built anew from what a checkpoint would hold.
+    """
+    model, callback, trainer, optimizer = assemble()
+    x = torch.randn(16, 3, generator=torch.Generator().manual_seed(0))
+    found = []
+    for epoch in range(num_epochs):
+        if epoch == 1:
+            state = callback.state_dict()
+            model, callback, trainer, optimizer = assemble(found[0], trainer.global_step)
+            callback.load_state_dict(state)
+        if epoch < 2:
+            callback.on_train_start(trainer, model)
+        callback.on_train_epoch_start(trainer, model)
+        for _ in range(4):
+            optimizer.zero_grad()
+            (trainer.strategy.model(x) - x.sum(dim=1, keepdim=True)).square().mean().backward()
+            optimizer.step()
+            trainer.global_step += 1
+            callback.on_train_batch_end(trainer, model)
+        with torch.inference_mode(not distributed.is_initialized()), torch.no_grad():
+            callback.on_validation_start(trainer, model)
+            output = trainer.strategy.model(x)
+        callback.on_train_epoch_end(trainer, model)
+        with _whole_parameters(trainer):
+            weights = {name: p.detach().clone() for name, p in model.named_parameters()}
+        found.append(weights)
+        aside = callback.state_dict()["set_aside"]
+        found[-1] |= {"output": output.clone(), **{f"aside.{k}": v for k, v in aside.items()}}
+    return found
+
+
+def assemble(
+    weights: dict[str, torch.Tensor] | None = None, step: int = 0
+) -> tuple[nn.Module, WeightAverage, Any, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 1))
+    if weights is not None:
+        model.load_state_dict({name: weights[name] for name in model.state_dict()})
+    wrapper: nn.Module = model
+    if "RANK" in os.environ:
+        if not distributed.is_initialized():
+            distributed.init_process_group("gloo")
+        wrapper = FullyShardedDataParallel(model, use_orig_params=True, device_id="cpu")
+        # Were they whole, nothing would be tested.
+        assert sum(p.numel() for p in model.parameters()) < 26
+    trainer: Any = SimpleNamespace(strategy=SimpleNamespace(model=wrapper), global_step=step)
+    return model, WeightAverage(0.7), trainer, torch.optim.SGD(model.parameters(), lr=0.1)
+
+
 def main(target: str) -> None:
     toy = load_toy()
-    config = TrainConfig(max_epochs=3, batch_size=16, learning_rate=0.05, accelerator="cpu")
+    config = TrainConfig(
+        max_epochs=3, batch_size=16, learning_rate=0.05, accelerator="cpu", weight_averaging=0.8
+    )
     # 61 series: batches that two processes cannot halve.
     result = fit(toy.make_model(dropout=0.0), *toy.make_sources(config, count=61), config)
     torch.save(
-        {"weights": result.model.state_dict(), "history": result.history},
+        {
+            "weights": result.model.state_dict(),
+            "history": result.history,
+            "average": average(),
+        },
         f"{target}-{os.environ.get('RANK', '0')}.pt",
     )
 

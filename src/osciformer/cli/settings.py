@@ -225,6 +225,13 @@ MODEL_SETTINGS = _in_panel(
     ),
     Setting("skip", "switch", "Show summaries to the head.", True, tasks=SERIES_TASKS),
     Setting(
+        "statistics",
+        "texts",
+        "Which: of last, mean, min, max, rise, count, std, age, first.",
+        ("last", "mean", "min", "max", "rise", "count", "std", "age", "first"),
+        tasks=SERIES_TASKS,
+    ),
+    Setting(
         "quantiles",
         "numbers",
         "Levels to predict, with 0.5 among them.",
@@ -255,10 +262,22 @@ TRAINING_SETTINGS = _in_panel(
     Setting("seed", "whole", "Decides all that is random.", 0, parameter="random_state"),
     _automatic("max_epochs", "Most passes over the data: a number, or auto.", short="--epochs"),
     _automatic("batch_size", "Series per step: a number, or auto."),
-    Setting("learning_rate", "number", "Highest learning rate.", 2e-3),
+    Setting(
+        "learning_rate",
+        "number",
+        "Highest learning rate; 0.002 for forecasting, imputation and events.",
+        1e-3,
+    ),
     Setting("weight_decay", "number", "Weight decay.", 0.02),
     Setting("warmup_fraction", "number", "Part of the steps that warm up.", 0.1),
     Setting("gradient_clip", "number", "Bound on the gradient's norm, or none.", 1.0, True),
+    Setting(
+        "weight_averaging",
+        "number",
+        "Decay of an average of the weights, kept in their place; 0, none, for forecasting, "
+        "imputation and events.",
+        0.99,
+    ),
     Setting("validation_fraction", "number", "Part kept for early stopping.", 0.1),
     _automatic("patience", "Epochs without improvement: a number, auto or none.", is_optional=True),
     Setting("monitor", "text", "Metric that picks the best epoch.", "auto"),

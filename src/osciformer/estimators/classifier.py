@@ -31,8 +31,8 @@ class OsciFormerClassifier(ClassifierMixin, SupervisedEstimator):
     X is an `IrregularSeries`, a `ParquetSeries` (read from disk in each epoch), a data frame with a
     `layout`, or a list of `(times, values)` pairs.
 
-    Besides those below it has the arguments and attributes of `SeriesEstimator` and `pool` and
-    `skip` of `SupervisedEstimator`; all are keywords.
+    Besides those below it has the arguments and attributes of `SeriesEstimator` and `pool`,
+    `skip`, `statistics` and defaults of `SupervisedEstimator`; all are keywords.
 
     Args:
         class_weight: None, `balanced`, or a dict from label to weight.

@@ -26,8 +26,8 @@ class OsciFormerRegressor(RegressorMixin, SupervisedEstimator):
     """Regressor of irregularly sampled series, in scikit-learn's manner.
 
     X is what `OsciFormerClassifier` takes; y is [n], or [n, K] for several targets. Besides those
-    below it has the arguments and attributes of `SeriesEstimator` and `pool` and `skip` of
-    `SupervisedEstimator`; all are keywords.
+    below it has the arguments and attributes of `SeriesEstimator` and `pool`, `skip`,
+    `statistics` and defaults of `SupervisedEstimator`; all are keywords.
 
     Args:
         criterion: `huber` (squared for errors below one standard deviation of the target, linear

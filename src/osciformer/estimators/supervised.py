@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 import numpy as np
 from torch import nn
@@ -15,7 +15,7 @@ from osciformer.estimators import data_access, inputs, targets
 from osciformer.estimators.base import SeriesEstimator
 from osciformer.estimators.inputs import SeriesData
 from osciformer.models.series_model import SeriesModel
-from osciformer.models.task_config import SeriesModelConfig
+from osciformer.models.task_config import SeriesModelConfig, Statistic
 from osciformer.train.fitting import choose_device
 from osciformer.train.predicting import predict
 from osciformer.train.tasks import Task
@@ -32,20 +32,29 @@ class SupervisedEstimator(SeriesEstimator):
     Args:
         pool: How states become one: any of `last`, `mean` and `max`.
         skip: Show summary statistics of the series to the head as well.
+        statistics: Which ones, of each feature; all of them by default: `last`, `mean`, `min`,
+            `max`, `rise` (last minus first), `count` (its logarithm), `std`, `age` (time since the
+            last measurement) and `first`.
         dim: Width of the model.
         num_heads: Number of heads.
         dropout: Dropout of the model.
         scaling: Scaling of the values: `asinh`, `standard`, `robust` or `none`.
+        learning_rate: Highest learning rate.
+        weight_averaging: Decay of an exponential average of the weights, which is what is validated
+            and kept; from 0, for none, to below 1.
         backbone_options: Further settings of the backbone, by name; those in
             `OSCIFORMER_DEFAULTS` hold for `osciformer` unless they, or a preset, are given.
     """
 
     pool: tuple[str, ...] = ("last", "mean", "max")
     skip: bool = True
+    statistics: tuple[str, ...] = get_args(Statistic)
     dim: int = 32
     num_heads: int = 1
     dropout: float = 0.2
     scaling: str = "asinh"
+    learning_rate: float = 1e-3
+    weight_averaging: float = 0.99
 
     model_class: ClassVar[type[nn.Module]] = SeriesModel
     config_class: ClassVar[Any] = SeriesModelConfig
@@ -83,7 +92,12 @@ class SupervisedEstimator(SeriesEstimator):
         self.transform_ = SeriesTransform(self.scaling, clip=self.clip)  # type: ignore[arg-type]
         sample = data_access.learn_scales(train_data, self.transform_, np.random.default_rng(seed))
         model = self._build_model(
-            seed, sample, output_dim=output_dim, pool=tuple(self.pool), skip=self.skip
+            seed,
+            sample,
+            output_dim=output_dim,
+            pool=self.pool,
+            skip=self.skip,
+            statistics=self.statistics,
         )
         shared: dict[str, Any] = {
             "seed": seed,

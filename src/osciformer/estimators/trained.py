@@ -42,6 +42,8 @@ class TrainedEstimator(BaseEstimator):
             these are fewer than 600 steps.
         warmup_fraction: Part of the steps in which the learning rate rises.
         gradient_clip: Bound on the norm of the gradient, or None.
+        weight_averaging: Decay of an exponential average of the weights, which is what is validated
+            and kept; from 0, for none, to below 1.
         validation_fraction: Part of the training series that is kept for early stopping, unless
             `fit` is given validation data; 0 for none, and then the last epoch's weights stay.
         patience: Epochs without improvement after which training stops; None for no stopping,
@@ -72,6 +74,7 @@ class TrainedEstimator(BaseEstimator):
     max_epochs: int | Auto = "auto"
     warmup_fraction: float = 0.1
     gradient_clip: float | None = 1.0
+    weight_averaging: float = 0.0
     validation_fraction: float = 0.1
     patience: int | Auto | None = "auto"
     monitor: str = "auto"

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
 from osciformer._types import Bool, Float, Tensor
-from osciformer.models.carry import carry_forward
+from osciformer.models.carry import AgeScale, carry_forward
 from osciformer.nn.timeline import take_tokens
 from osciformer.ops.padding import last_present_index
 
-# last, mean, min, max, rise and log-count of each feature
-NUM_STATISTICS = 6
+# The statistic `age` of what was never measured: e^8 typical gaps old.
+AGE_OF_UNKNOWN = 2.0
 
 
 def pool_states(
@@ -48,34 +48,61 @@ def pool_states(
 
 
 def summarise_series(
-    values: Float[Tensor, "B N F"], times: Float[Tensor, "B N"], mask: Bool[Tensor, "B N"]
+    values: Float[Tensor, "B N F"],
+    times: Float[Tensor, "B N"],
+    mask: Bool[Tensor, "B N"],
+    kinds: Sequence[str],
+    age_scale: AgeScale,
 ) -> Float[Tensor, "B P"]:
-    """Return last, mean, least, largest, last minus first, and log-count of each feature.
+    """Return statistics of each feature over the measured values of a series.
+
+    They are `last`, `first`, `mean`, `min` and `max` of the values; `rise`, last minus first;
+    `std`, the standard deviation (of n, not n - 1); `count`, log(1 + n) / 3, about 1 for twenty
+    values; and `age`, a quarter of the scaled time from the last measurement to the last row.
 
     Args:
         values: Values; NaN is a missing one.
         times: Their times.
         mask: True where a row is present.
+        kinds: Which statistics, one after the other.
+        age_scale: Scales ages.
 
     Returns:
-        Statistics, P = 6 F, statistic by statistic; zero where a feature was never measured. The
-        count is log(1 + n) / 3, about 1 for twenty measurements.
+        Statistics, P = F times the number of kinds. Of a feature that was never measured they are
+        zero, but for the age, which is 2: as of one that was last measured very long ago.
 
     Example:
-        >>> values = torch.tensor([[[1.0], [float("nan")], [4.0]]])
-        >>> summarise_series(values, torch.arange(3.0)[None], torch.ones(1, 3, dtype=torch.bool))
-        tensor([[4.0000, 2.5000, 1.0000, 4.0000, 3.0000, 0.3662]])
+        >>> values = torch.tensor([[[1.0], [float("nan")], [4.0], [float("nan")]]])
+        >>> rows = torch.arange(4.0)[None], torch.ones(1, 4, dtype=torch.bool)
+        >>> summarise_series(values, *rows, ("last", "mean", "rise", "std", "count"), AgeScale())
+        tensor([[4.0000, 2.5000, 3.0000, 1.5000, 0.3662]])
+        >>> summarise_series(values, *rows, ("age",), AgeScale())  # log(1 + 1) / 4
+        tensor([[0.1733]])
     """
     measured = ~values.isnan() & mask[..., None]
     count = measured.sum(dim=1)
-    last = carry_forward(values, times, mask)[0][:, -1]
+    last, age = (known[:, -1] for known in carry_forward(values, times, mask))
     first = values.gather(1, measured.to(torch.uint8).argmax(dim=1, keepdim=True))[:, 0]
-    statistics = (
-        last,
-        torch.where(measured, values, 0.0).sum(dim=1) / count.clamp(min=1),
-        torch.where(measured, values, torch.inf).amin(dim=1),
-        torch.where(measured, values, -torch.inf).amax(dim=1),
-        last - first,
-        count.to(values.dtype).log1p() / 3.0,
+    mean = torch.where(measured, values, 0.0).sum(dim=1) / count.clamp(min=1)
+
+    def deviation() -> Tensor:
+        apart = torch.where(measured, values - mean[:, None], 0.0)
+        variance = apart.square().sum(dim=1) / count.clamp(min=1)
+        # The slope of the square root has no end at 0, and infinity times 0 would be NaN.
+        return torch.where(variance > 0, variance, 1.0).sqrt().masked_fill(variance == 0, 0.0)
+
+    makers: dict[str, Callable[[], Tensor]] = {
+        "last": lambda: last,
+        "mean": lambda: mean,
+        "min": lambda: torch.where(measured, values, torch.inf).amin(dim=1),
+        "max": lambda: torch.where(measured, values, -torch.inf).amax(dim=1),
+        "rise": lambda: last - first,
+        "count": lambda: count.to(values.dtype).log1p() / 3.0,
+        "std": deviation,
+        "age": lambda: age_scale(age) / 4.0,
+        "first": lambda: first,
+    }
+    unknown = {"age": AGE_OF_UNKNOWN}
+    return torch.cat(
+        [torch.where(count > 0, makers[kind](), unknown.get(kind, 0.0)) for kind in kinds], dim=-1
     )
-    return torch.cat([torch.where(count > 0, item, 0.0) for item in statistics], dim=-1)

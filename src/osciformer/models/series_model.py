@@ -8,7 +8,7 @@ from torch import nn
 from osciformer._types import Float, Tensor
 from osciformer.models.factory import make_backbone
 from osciformer.models.inputs import SeriesInputs, static_columns
-from osciformer.models.pooling import NUM_STATISTICS, pool_states, summarise_series
+from osciformer.models.pooling import pool_states, summarise_series
 from osciformer.models.task_batch import SeriesBatch
 from osciformer.models.task_config import SeriesModelConfig
 from osciformer.models.task_model import TaskModel
@@ -43,7 +43,7 @@ class SeriesModel(TaskModel):
         self.inputs = SeriesInputs(config)
         self.backbone = make_backbone(config, self.inputs.num_columns)
         width = config.dim * len(config.pool) + 2 * config.static_dim
-        width += NUM_STATISTICS * config.input_dim if config.skip else 0
+        width += len(config.statistics) * config.input_dim if config.skip else 0
         self.head = nn.Sequential(
             nn.Dropout(config.dropout),
             nn.Linear(width, config.dim),
@@ -61,6 +61,9 @@ class SeriesModel(TaskModel):
         if static is not None:
             features.append(static_columns(static).to(states.dtype))
         if self.config.skip:
-            features.append(summarise_series(values, times, mask).to(states.dtype))
+            statistics = summarise_series(
+                values, times, mask, self.config.statistics, self.inputs.age_scale
+            )
+            features.append(statistics.to(states.dtype))
         outputs: Tensor = self.head(torch.cat(features, dim=-1))
         return outputs

@@ -13,6 +13,7 @@ from osciformer.nn.checks import check_choice
 
 BackboneName = Literal["osciformer", "transformer", "gru_d", "contiformer"]
 Pool = Literal["last", "mean", "max"]
+Statistic = Literal["last", "mean", "min", "max", "rise", "count", "std", "age", "first"]
 Direction = Literal["causal", "bidirectional"]
 
 # The task model sets these itself, from its own settings.
@@ -108,7 +109,9 @@ class SeriesModelConfig(TaskConfig):
         input_dim: This and all up to `backbone_options` are those of `TaskConfig`.
         output_dim: Number of outputs: classes, or targets of a regression.
         pool: How the states of a series become one, any of `last, mean, max`; they are joined.
-        skip: Also give the head simple statistics of the series, see `summarise_series`.
+        skip: Also give the head simple statistics of the series.
+        statistics: Which ones, see `summarise_series`: any of `last, mean, min, max, rise, count,
+            std, age, first`.
         dim: This, `num_heads` and `dropout` are lower than those of `TaskConfig`: with one target a
             series there is less to learn from.
 
@@ -123,6 +126,8 @@ class SeriesModelConfig(TaskConfig):
     output_dim: int
     pool: tuple[str, ...] = ("last", "mean", "max")
     skip: bool = True
+    # What models have whose files name none; so this must stay, whatever estimators prefer.
+    statistics: tuple[str, ...] = ("last", "mean", "min", "max", "rise", "count")
     dim: int = 32
     num_heads: int = 1
     dropout: float = 0.2
@@ -132,12 +137,17 @@ class SeriesModelConfig(TaskConfig):
         super().__post_init__()
         if self.output_dim < 1:
             raise ValueError(f"output_dim must be at least 1; got {self.output_dim}")
-        pool = (self.pool,) if isinstance(self.pool, str) else tuple(self.pool)
-        for name in pool:
-            check_choice("pool", name, get_args(Pool))
-        if not pool or len(set(pool)) < len(pool):
-            raise ValueError(f"pool must name at least one kind, each once; got {pool}")
-        object.__setattr__(self, "pool", pool)
+        self._check_kinds("pool", get_args(Pool))
+        self._check_kinds("statistics", get_args(Statistic), "; for none there is skip=False")
+
+    def _check_kinds(self, name: str, allowed: tuple[str, ...], hint: str = "") -> None:
+        given = getattr(self, name)
+        kinds = (given,) if isinstance(given, str) else tuple(given)
+        for kind in kinds:
+            check_choice(name, kind, allowed)
+        if not kinds or len(set(kinds)) < len(kinds):
+            raise ValueError(f"{name} must name at least one kind, each once; got {kinds}{hint}")
+        object.__setattr__(self, name, kinds)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,6 +28,8 @@ class TrainConfig:
         warmup_fraction: Part of all steps in which the learning rate rises linearly; it then falls
             as a cosine.
         gradient_clip: Bound on the norm of the gradient; None for no bound.
+        weight_averaging: Decay of an exponential average of the weights, which is what is validated
+            and returned; from 0, for none, to below 1. It spans about `1 / (1 - decay)` steps.
         patience: Epochs without a better validation metric after which training stops; None for no
             early stopping.
         monitor: Validation metric that decides which epoch is best; `auto` asks the task.
@@ -53,6 +55,7 @@ class TrainConfig:
     weight_decay: float = 0.02
     warmup_fraction: float = 0.1
     gradient_clip: float | None = 1.0
+    weight_averaging: float = 0.0
     patience: int | None = 5
     monitor: str = "auto"
     restore_best: bool = True
@@ -77,6 +80,7 @@ class TrainConfig:
             self.gradient_clip is None or self.gradient_clip > 0,
             "positive or None",
         )
+        self._check("weight_averaging", 0 <= self.weight_averaging < 1, "from 0 to below 1")
         self._check("patience", self.patience is None or self.patience >= 1, "at least 1, or None")
         for name, allowed in (
             ("precision", get_args(Precision)),
@@ -108,14 +112,15 @@ class TrainConfig:
         """Return, in words, which settings of another run would give another result.
 
         Args:
-            other: What `to_dict` gave for the other run.
+            other: What `to_dict` gave for the other run; what it lacks, as an older version did not
+                know it, had the default.
 
         Example:
             >>> TrainConfig(seed=1).conflicts(TrainConfig(seed=2, verbose=1).to_dict())
             ['seed was 2, is 1']
         """
         mine = {name: v for name, v in self.to_dict().items() if name not in FREE_TO_CHANGE}
-        return differences({name: other.get(name) for name in mine}, mine)
+        return differences({**TrainConfig().to_dict(), **other}, mine)
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

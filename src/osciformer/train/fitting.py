@@ -48,8 +48,8 @@ class TrainingInterrupted(KeyboardInterrupt):
     """Ctrl-C during training.
 
     Attributes:
-        result: What was reached: the model has the best weights so far, or the latest ones if no
-            epoch was finished.
+        result: What was reached: the model has the best weights so far, or the latest ones (their
+            average, if that is asked for) if no epoch was finished.
         checkpoint: The checkpoint to continue from, or None.
     """
 
@@ -99,9 +99,9 @@ def fit(
         FloatingPointError: If the loss is not finite.
     """
     pl = _import_lightning()
+    from osciformer.train import averaging, reporting, run_folder
     from osciformer.train import journal as journals
     from osciformer.train import module as modules
-    from osciformer.train import reporting, run_folder
 
     check_hardware(config.accelerator, config.strategy, config.devices)
     checkpoint = None if resume is None else run_folder.find_checkpoint(resume)
@@ -112,6 +112,8 @@ def fit(
     monitor = None if validation is None else task.resolve_monitor(config.monitor)
     journal = journals.Journal(monitor, config.patience, config.restore_best)
     callbacks: list[Any] = [journal]
+    if config.weight_averaging:
+        callbacks.insert(0, averaging.WeightAverage(config.weight_averaging))
     if config.verbose:
         callbacks.append(reporting.ProgressReport(journal, is_bar=config.verbose == 1))
     if folder is not None:
