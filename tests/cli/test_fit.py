@@ -37,11 +37,11 @@ def test_every_setting_of_the_estimator_has_a_flag(task: str) -> None:
     listed = {s.python_name: s.default for s in ESTIMATOR_SETTINGS if task in s.tasks}
     assert set(listed) == set(wanted) - own
     differ = {name for name in listed if listed[name] != wanted[name]}
-    # The seed is fixed here; some tasks have their own sizes, dropouts, scaling and averages, which
-    # the help states.
+    # The seed is fixed here; some tasks have their own sizes, dropouts, scaling, learning rates and
+    # averages, which the help states.
     sizes = {"dim", "num_heads", "num_layers"}
-    free = {"random_state", "dropout", "observation_dropout", "scaling", "weight_averaging"}
-    assert differ <= free | sizes
+    training = {"learning_rate", "dropout", "observation_dropout", "weight_averaging"}
+    assert differ <= {"random_state", "scaling"} | sizes | training
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -267,6 +267,24 @@ def test_resume_refuses_other_settings(cli: Call, runs: Path, tmp_path: Path) ->
     outcome = cli("fit", "--resume", "--dropout=0.5", "-o", tmp_path / "run")
     assert outcome.code == 2
     assert "--dropout was 0.2 when the run was begun, and is 0.5" in outcome.err
+
+
+def test_run_with_defaults_of_an_older_version_goes_on_with_them(
+    cli: Call, runs: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(runs / "classification", run)
+    checkpoint = torch.load(run / "last.ckpt", weights_only=True)
+    del checkpoint["osciformer.config"]["weight_averaging"]
+    del checkpoint["callbacks"]["osciformer.average"]
+    checkpoint["osciformer.config"]["learning_rate"] = 2e-3
+    torch.save(checkpoint, run / "last.ckpt")
+    call = ["fit", "--resume", "-o", run, "--progress=none"]
+    outcome = cli(*call)
+    assert outcome.code == 1
+    assert "rate was 0.002, is 0.001; weight_averaging was 0.0, is 0.99" in outcome.err
+    outcome = cli(*call, "--weight-averaging=0", "--learning-rate=0.002")
+    assert outcome.code == 0, outcome.err
 
 
 def test_resume_needs_a_run(cli: Call, tmp_path: Path) -> None:

@@ -17,6 +17,8 @@ FREE_TO_CHANGE = frozenset(
     {"table", "labels", "validation"}
     | {"accelerator", "devices", "num_nodes", "strategy", "num_workers"}
 )
+# Their defaults were others once; what a run had that was not given them, its checkpoint tells.
+_TOLD_BY_THE_CHECKPOINT = frozenset({"learning_rate", "statistics", "weight_averaging"})
 _WANTED = {
     "whole": "a whole number",
     "number": "a number",
@@ -173,6 +175,8 @@ def check_resumed(given: Mapping[str, Any], before: Mapping[str, Any]) -> None:
         before: Settings that the run was begun with.
     """
     for name, value in given.items():
+        if name in _TOLD_BY_THE_CHECKPOINT and name not in before:
+            continue
         had = before.get(name, SETTINGS[name].default)
         if name not in FREE_TO_CHANGE and value != had:
             raise CommandError(

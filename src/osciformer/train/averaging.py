@@ -22,30 +22,13 @@ else:
 WARMUP = 4
 
 
-def decay_at(step: int, decay: float) -> float:
-    """Return the part of the average that a step leaves as it is.
-
-    Args:
-        step: Number of steps taken, this one included.
-        decay: What it rises to.
-
-    Example:
-        >>> [round(decay_at(step, 0.99), 3) for step in (1, 4, 36, 1000)]
-        [0.2, 0.5, 0.9, 0.99]
-    """
-    return min(decay, step / (step + WARMUP))
-
-
 class WeightAverage(pl.Callback):
     """Averages the parameters after each step; the model has the average between epochs.
 
-    From the end of the last step of an epoch, through validation and whatever other callbacks do
-    after it, to the start of the next epoch the model's parameters are the averages, and the ones
-    that training goes on with are set aside. So the weights in a checkpoint are the averages, and
-    those set aside are this callback's part of it. Buffers are left as they are. With FSDP each
-    process averages its own pieces. (Lightning's `WeightAveraging` keeps a copy of the model from
-    before it is cut into pieces, and takes the averages out again before an epoch ends.)
-
+    From the last step of an epoch, through validation and what other callbacks do then, to the
+    start of the next one the parameters are the averages, and those that training goes on with are
+    set aside. So the weights in a checkpoint are the averages, and those set aside are this
+    callback's part of it. Buffers are left as they are; with FSDP each process averages its pieces.
     It must come before the callbacks that read weights at the end of an epoch.
 
     Args:
@@ -80,25 +63,12 @@ class WeightAverage(pl.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any
     ) -> None:
         """Move the average towards the new weights."""
-        average = get_ema_multi_avg_fn(decay_at(trainer.global_step, self.decay))
+        step = trainer.global_step  # this one included
+        average = get_ema_multi_avg_fn(min(self.decay, step / (step + WARMUP)))
         average(self._average, [piece.detach() for piece in pl_module.parameters()], None)
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Put the average into the model."""
-        self._apply(trainer, pl_module)
-
-    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Put it there without validation, too."""
-        self._apply(trainer, pl_module)
-
-    def on_exception(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
-    ) -> None:
-        """Leave a model with the average, unless it is in pieces, which is never handed out."""
-        if self._set_aside is None and self._average and not _is_in_pieces(trainer):
-            self._copy_average(pl_module)
-
-    def _apply(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Put the average into the model, and set the weights of training aside."""
         if self._set_aside is not None:
             return
         # Validation is in inference mode; what is set aside should be ordinary tensors.
@@ -110,6 +80,17 @@ class WeightAverage(pl.Callback):
         # After a step FSDP has nothing but the pieces, so that these may be written to directly.
         self._copy_average(pl_module)
         self._set_aside = weights
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Put it there without validation, too."""
+        self.on_validation_start(trainer, pl_module)
+
+    def on_exception(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
+    ) -> None:
+        """Leave a model with the average, unless it is in pieces, which is never handed out."""
+        if self._set_aside is None and self._average and not _is_in_pieces(trainer):
+            self._copy_average(pl_module)
 
     def _copy_average(self, pl_module: pl.LightningModule) -> None:
         with torch.inference_mode(False), torch.no_grad():
