@@ -27,6 +27,7 @@ from osciformer.bench.events.cells import Cell, make_cells  # noqa: E402
 from osciformer.bench.events.datasets import TASKS, EventTask, Parts  # noqa: E402
 from osciformer.events import EventSequences, log_likelihood, score  # noqa: E402
 from osciformer.events.classical import PoissonProcess  # noqa: E402
+from osciformer.events.classical.selection import choose  # noqa: E402
 
 
 def table_of(times: list[list[float]], types: list[list[int]] | None = None, **columns: list):
@@ -159,7 +160,7 @@ def test_the_simulation_never_changes_and_its_truth_is_best():
 
 def test_test_sequences_reach_neither_fit_nor_choice(toy_task, monkeypatch):
     assert "test" not in models.FitRequest.__dataclass_fields__
-    settings = {"training": {"learning_rates": (0.01,), "dim": 8, "max_epochs": 2}, "folder": ""}
+    settings = {"training": {"learning_rates": (0.01,), "dims": (8,), "max_epochs": 2}, "folder": ""}
     found = []
     for other in (0, 5):
         parts = random_parts(1)
@@ -179,13 +180,13 @@ def test_test_sequences_reach_neither_fit_nor_choice(toy_task, monkeypatch):
 def test_settings_are_those_with_the_best_dev_likelihood(toy_task):
     parts = TASKS["folds"].load(1)
     rates = {"slow": PoissonProcess([0.1, 0.1]), "right": PoissonProcess.fit(parts.train)}
-    found, chosen, process = models.best_on_dev(rates.items(), parts.dev)
-    assert chosen == "right"
-    assert process is rates["right"]
-    assert found == log_likelihood(process, parts.dev).micro
+    best = choose(rates.items(), parts.dev)
+    assert best.settings == "right"
+    assert best.process is rates["right"]
+    assert best.likelihood == log_likelihood(best.process, parts.dev).micro
     # A type that cannot come has no finite likelihood, and is not chosen.
     broken = [("broken", PoissonProcess([0.0, 9.0])), ("slow", rates["slow"])]
-    assert models.best_on_dev(broken, parts.dev)[1] == "slow"
+    assert choose(broken, parts.dev).settings == "slow"
 
 
 def test_cells_are_those_that_differ(toy_task):
@@ -288,7 +289,7 @@ def test_a_neural_cell_trains_and_seeds_share_the_learning_rate_of_the_first(
 ):
     status = command.main(
         ["-o", str(tmp_path), "--datasets", "seeds", "--seeds", "0,1", "--models", "rmtpp",
-         "--max-epochs", "2", "--dim", "8", "--learning-rates", "0.01,0.0001",
+         "--max-epochs", "2", "--dims", "8", "--learning-rates", "0.01,0.0001",
          "--table", str(tmp_path / "table.md"), "--json", str(tmp_path / "all.json")]
     )  # fmt: skip
     assert status == 0
@@ -310,7 +311,7 @@ def test_a_training_over_its_time_has_its_best_epoch_so_far(toy_task):
     task = TASKS["folds"]
     parts = task.load(1)
     settings = neural.TrainingSettings(
-        learning_rates=(0.01,), dim=8, max_epochs=100_000, patience=100_000, cell_minutes=2 / 60
+        learning_rates=(0.01,), dims=(8,), max_epochs=100_000, patience=100_000, cell_minutes=2 / 60
     )
     fitted = neural.neural_model("rmtpp").fit(
         models.FitRequest(task, parts.train, parts.dev, 0, settings)
@@ -322,7 +323,7 @@ def test_a_training_over_its_time_has_its_best_epoch_so_far(toy_task):
 
 
 def test_an_epoch_is_timed(toy_task):
-    settings = neural.TrainingSettings(dim=8)
+    settings = neural.TrainingSettings(dims=(8,))
     found = neural.seconds_per_epoch("rmtpp", TASKS["folds"].load(1).train, settings)
     assert found["steps"] == 3  # 24 sequences, 8 a step
     assert found["timed"] >= 5

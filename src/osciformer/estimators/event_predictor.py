@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Self
@@ -20,6 +20,12 @@ from osciformer.estimators.trained import TrainedEstimator, check_random_state
 from osciformer.events.calibration import Calibration, calibrate, rescaled_gaps
 from osciformer.events.likelihood import LogLikelihood, Span, log_likelihood
 from osciformer.events.neural import EventModelConfig, NeuralEventProcess, make_event_model
+from osciformer.events.neural.blended import (
+    BlendConfig,
+    BlendedEventProcess,
+    check_can_blend,
+    companions_of,
+)
 from osciformer.events.prediction import predict_last
 from osciformer.events.sampling import Futures
 from osciformer.events.scores import EventScores, SequenceScores, score, score_sequences
@@ -58,6 +64,10 @@ class OsciFormerEventPredictor(TrainedEstimator):
         dropout: Dropout of the model.
         num_components: Components of the `mixture`.
         encoder_options: Further settings of the encoder, by name.
+        blend_with: Classical processes to blend the network with, by weights that the validation
+            part decides: `renewal` (a histogram of gaps and a Markov chain of types), `repeat`
+            (the same with "the last type again"), `hawkes`; or `auto`, all that make sense; None
+            for the network alone. It pays where there are few events, see `BlendedProcess`.
         layout: For data frames as X: arguments of `events_from_frame`, such as
             `dict(id="user", time="clicked_at", type="page", unit="h")`.
 
@@ -85,6 +95,7 @@ class OsciFormerEventPredictor(TrainedEstimator):
     dropout: float = EventModelConfig.dropout
     num_components: int = EventModelConfig.num_components
     encoder_options: Mapping[str, Any] | None = None
+    blend_with: str | Sequence[str] | None = None
     layout: Mapping[str, Any] | None = None
 
     def fit(self, X: Any, y: Any = None, *, validation_data: Any = None) -> Self:
@@ -114,14 +125,20 @@ class OsciFormerEventPredictor(TrainedEstimator):
         validation, events = validation[validation.lengths > 1], events[some]
         event_inputs.check_learnable(events)
         self.horizon_ = HORIZON_GAPS * float(events.gaps.max())
+        companions = companions_of(self.blend_with, events.num_types)
         config = self._train_config(seed, len(events))
+        network = self._build(seed, events)
+        if companions:
+            check_can_blend(network, validation)
         self._train(
-            self._build(seed, events),
+            network,
             EventLikelihood(),
             self._source(events, config, shuffle=True),
             self._source(validation, config, shuffle=False) if len(validation) else None,
             config,
         )
+        if companions:
+            self.model_ = BlendedEventProcess.fit(self.model_, companions, events, validation)
         return self
 
     def _source(self, events: EventSequences, config: TrainConfig, *, shuffle: bool) -> EventSource:
@@ -361,9 +378,11 @@ class OsciFormerEventPredictor(TrainedEstimator):
         return max(1, min(self._prediction_batch, _EVENTS_AT_ONCE // longest))
 
     @contextmanager
-    def _process(self) -> Iterator[NeuralEventProcess]:
+    def _process(self) -> Iterator[NeuralEventProcess | BlendedEventProcess]:
         """Give the model where it is to compute, and put it back on the CPU."""
-        process: NeuralEventProcess = self.model_.to(choose_device(self.accelerator)).eval()
+        process: NeuralEventProcess | BlendedEventProcess = self.model_.to(
+            choose_device(self.accelerator)
+        ).eval()
         try:
             yield process
         finally:
@@ -371,6 +390,8 @@ class OsciFormerEventPredictor(TrainedEstimator):
 
     @classmethod
     def _model_from_dict(cls, config: Mapping[str, Any]) -> nn.Module:
+        if "companions" in config:
+            return BlendedEventProcess.from_config(BlendConfig.from_dict(config))
         return make_event_model(EventModelConfig.from_dict(config))
 
     def _data_state(self) -> dict[str, Any]:

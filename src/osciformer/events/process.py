@@ -121,6 +121,20 @@ class EventProcess(ABC):
         ]
         return torch.cat(parts).reshape(size, width, num_gaps, -1)
 
+    def total_compensator_after(
+        self, batch: EventBatch, gaps: Float[Tensor, "B N G"]
+    ) -> Float[Tensor, "B N G"] | None:
+        """Return the exact integral of `intensity_after` from each event on, or None.
+
+        Args:
+            batch: Events.
+            gaps: Where the integrals end, as times since the event, not negative.
+
+        Returns:
+            Integrals of the intensity of any event; what stands at padding has no meaning.
+        """
+        return None
+
 
 def query_after(
     event_times: Float[Tensor, "*#S"], gaps: Float[Tensor, "*#S"]

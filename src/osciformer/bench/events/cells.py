@@ -112,7 +112,7 @@ def _cost(cell: Cell) -> float:
     # Events of a training set and how often it is passed over, in thousands.
     sizes = {"stackoverflow": 45 * 184, "taobao": 96 * 75, "hawkes": 63 * 108, "taxi": 91 * 52}
     size = sizes.get(cell.dataset, 200 * 10)
-    encoder = ROWS[cell.model][1] if cell.model in ROWS else cell.model.partition("+")[0]
+    encoder = ROWS[cell.model].encoder if cell.model in ROWS else cell.model.partition("+")[0]
     return size * _COST.get(encoder, 0.01)
 
 

@@ -175,7 +175,7 @@ def _training(options: argparse.Namespace) -> TrainingSettings:
     return TrainingSettings(
         learning_rates=tuple(options.learning_rates),
         dropouts=tuple(options.dropouts),
-        dim=options.dim,
+        dims=None if options.dims is None else tuple(options.dims),
         num_layers=options.num_layers,
         steps=options.steps,
         max_epochs=options.max_epochs,
@@ -229,7 +229,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--batch-size", type=_positive, help="by default an eighth of the sequences, 8 to 64")
     add("--learning-rates", type=_rates, default=list(defaults.learning_rates))
     add("--dropouts", type=_rates, default=list(defaults.dropouts))
-    add("--dim", type=_positive, help="width of all neural models, in place of their own")
+    add("--dims", type=_numbers, help="widths to choose among, in place of that of each model")
     add("--num-layers", type=_positive, help="blocks of all neural models, likewise")
     add("--checkpoints", action="store_true", help="let killed trainings go on where they were")
     add("--speed", action="store_true", help="time epochs, one model at a time, and train nothing")

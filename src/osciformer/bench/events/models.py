@@ -2,37 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
-import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from osciformer.bench.events.datasets import EventTask
-from osciformer.events import (
-    EventProcess,
-    EventSequences,
-    HawkesProcess,
-    PoissonProcess,
-    RenewalProcess,
-    fit_hawkes,
-    log_likelihood,
-)
-from osciformer.events.classical.hawkes_fit import DecayShape
+from osciformer.events import EventProcess, EventSequences, PoissonProcess, log_likelihood
 from osciformer.events.classical.renewal import MarkRule
+from osciformer.events.classical.selection import NUM_BINS, choose_hawkes, choose_renewal
 
 Kind = Literal["truth", "trivial", "classical", "neural"]
-#: Largest numbers of bins of a histogram of gaps; 0 is an exponential density.
-NUM_BINS = (0, 4, 8, 12, 20, 40, 80, 160)
-#: Weights of the frequencies of types against what followed a type, in events.
-SMOOTHINGS = (1.0, 5.0, 20.0)
-#: Evaluations after which the fit of a Hawkes process is stopped: with many pairs of types and few
-#: events it must not run to the end.
-HAWKES_STEPS = (10, 30, 100)
-# A kernel of its own for each pair of types takes memory and time with the square of their number.
-_MOST_TYPES_BY_PAIR = 3
-_HAWKES_BATCH = 256
 
 
 @dataclass(frozen=True)
@@ -100,26 +80,6 @@ class BenchModel:
         return self.kind == "neural"
 
 
-def best_on_dev(
-    candidates: Iterable[tuple[Mapping[str, Any], EventProcess]], dev: EventSequences
-) -> tuple[float, Mapping[str, Any], EventProcess]:
-    """Return the dev log-likelihood, the settings and the process of the best candidate.
-
-    Args:
-        candidates: Pairs of settings and process.
-        dev: The dev part. A candidate that is not finite on it is never the best.
-    """
-    best: tuple[float, Mapping[str, Any], EventProcess] | None = None
-    for settings, process in candidates:
-        found = log_likelihood(process, dev).micro
-        found = found if math.isfinite(found) else -math.inf
-        if best is None or found > best[0]:
-            best = (found, settings, process)
-    if best is None:
-        raise ValueError("there is no candidate")
-    return best
-
-
 def fit_truth(request: FitRequest) -> Fitted:
     """Return the process that made the events."""
     if request.task.truth is None:
@@ -143,53 +103,32 @@ def fit_renewal(request: FitRequest, marks: MarkRule, num_bins: tuple[int, ...])
         marks: How types follow each other.
         num_bins: Numbers of bins to choose among.
     """
-    smoothings = SMOOTHINGS if marks == "markov" else SMOOTHINGS[:1]
-    found, chosen, process = best_on_dev(
-        (
-            (
-                {"num_bins": bins, "smoothing": smoothing},
-                RenewalProcess.fit(
-                    request.train,
-                    marks=marks,
-                    num_bins=bins,
-                    smoothing=smoothing,
-                    min_width=request.task.min_width,
-                ),
-            )
-            for bins, smoothing in itertools.product(num_bins, smoothings)
-        ),
+    best = choose_renewal(
+        request.train,
         request.dev,
+        marks=marks,
+        num_bins=num_bins,
+        min_width=request.task.min_width,
     )
-    assert isinstance(process, RenewalProcess)
-    types, bins = process.num_types, len(process.gaps.mass)
+    types, bins = best.process.num_types, len(best.process.gaps.mass)
     of_marks = types * (types - 1) if marks == "markov" else types
-    return Fitted(process, found, parameters=bins + 1 + of_marks, chosen=chosen)
+    parameters = bins + 1 + of_marks
+    return Fitted(best.process, best.likelihood, parameters=parameters, chosen=best.settings)
 
 
 def fit_classical_hawkes(request: FitRequest) -> Fitted:
     """Return a Hawkes process with exponential kernels; their shape and the steps are chosen."""
-    shapes: list[DecayShape] = ["shared"]
-    if request.train.num_types > 1:
-        shapes.append("by_cause")
-    if 1 < request.train.num_types <= _MOST_TYPES_BY_PAIR:
-        shapes.append("by_pair")
     began = time.perf_counter()
-    found, chosen, process = best_on_dev(
-        (
-            (
-                {"decay": shape, "max_steps": steps},
-                fit_hawkes(
-                    request.train, decay=shape, max_steps=steps, batch_size=_HAWKES_BATCH
-                ).process,
-            )
-            for shape, steps in itertools.product(shapes, HAWKES_STEPS)
-        ),
-        request.dev,
-    )
-    assert isinstance(process, HawkesProcess)
-    parameters = sum(item.numel() for item in (process.base, process.branching, process.decay))
+    best = choose_hawkes(request.train, request.dev)
     training = {"fit_seconds": round(time.perf_counter() - began, 2)}
-    return Fitted(process, found, parameters=parameters, chosen=chosen, training=training)
+    tensors = (best.process.base, best.process.branching, best.process.decay)
+    return Fitted(
+        best.process,
+        best.likelihood,
+        parameters=sum(item.numel() for item in tensors),
+        chosen=best.settings,
+        training=training,
+    )
 
 
 CLASSICAL = (

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 import torch
 
@@ -24,19 +24,40 @@ from osciformer.events.neural import EventModelConfig, make_event_model
 from osciformer.events.neural.baselines import BASELINE_MODELS
 from osciformer.events.neural.config import EncoderName, HeadName
 
-#: Rows of the table: encoder and head.
-ROWS: dict[str, tuple[str, str, str]] = {
-    "osciformer": ("OsciFormer, mixture", "osciformer", "mixture"),
-    "osciformer_softplus": ("OsciFormer, softplus", "osciformer", "softplus"),
-    "osciformer_decay": ("OsciFormer, decay", "osciformer", "decay"),
-    "rmtpp": ("RMTPP", "rmtpp", "exponential"),
-    "rmtpp_mixture": ("RMTPP's encoder, mixture", "rmtpp", "mixture"),
-    "neural_hawkes": ("Neural Hawkes", "neural_hawkes", "softplus"),
-    "transformer_hawkes": ("Transformer Hawkes", "transformer_hawkes", "decay"),
-    "ode_rnn": ("ODE-RNN", "ode_rnn", "softplus"),
-    "mtan": ("mTAN", "mtan", "softplus"),
-    "contiformer": ("ContiFormer", "contiformer", "softplus"),
+
+class NeuralRow(NamedTuple):
+    """A row of the table.
+
+    Attributes:
+        title: In the table.
+        encoder: Name of the encoder.
+        head: Name of the head.
+        blend_with: As of `OsciFormerEventPredictor`.
+    """
+
+    title: str
+    encoder: str
+    head: str
+    blend_with: str | None = None
+
+
+#: Rows of the table.
+ROWS = {
+    "osciformer": NeuralRow("OsciFormer, mixture", "osciformer", "mixture"),
+    "osciformer_blend": NeuralRow("OsciFormer, blended", "osciformer", "mixture", "auto"),
+    "osciformer_softplus": NeuralRow("OsciFormer, softplus", "osciformer", "softplus"),
+    "osciformer_decay": NeuralRow("OsciFormer, decay", "osciformer", "decay"),
+    "rmtpp": NeuralRow("RMTPP", "rmtpp", "exponential"),
+    "rmtpp_blend": NeuralRow("RMTPP, blended", "rmtpp", "exponential", "auto"),
+    "rmtpp_mixture": NeuralRow("RMTPP's encoder, mixture", "rmtpp", "mixture"),
+    "neural_hawkes": NeuralRow("Neural Hawkes", "neural_hawkes", "softplus"),
+    "transformer_hawkes": NeuralRow("Transformer Hawkes", "transformer_hawkes", "decay"),
+    "ode_rnn": NeuralRow("ODE-RNN", "ode_rnn", "softplus"),
+    "mtan": NeuralRow("mTAN", "mtan", "softplus"),
+    "contiformer": NeuralRow("ContiFormer", "contiformer", "softplus"),
 }
+# What is tried of each network, in this order.
+_CHOICES = ("learning_rate", "dropout", "dim")
 # Fewest and most epochs.
 _EPOCHS = (10, 200)
 # Steps that are timed (most, and how many at least), those before them, and seconds after which the
@@ -51,7 +72,7 @@ class TrainingSettings:
     Attributes:
         learning_rates: Tried one after the other; the best on dev stays.
         dropouts: Each tried with each learning rate, likewise.
-        dim: Width; None for that of each model.
+        dims: Widths, likewise; None for that of each model.
         num_layers: Blocks; likewise.
         steps: Most steps, about: the number of epochs follows from it, 10 to 200.
         max_epochs: Most epochs, in place of that; None for as many.
@@ -66,7 +87,7 @@ class TrainingSettings:
 
     learning_rates: tuple[float, ...] = (3e-3, 1e-3)
     dropouts: tuple[float, ...] = (0.1,)
-    dim: int | None = None
+    dims: tuple[int, ...] | None = None
     num_layers: int | None = None
     steps: int = 2000
     max_epochs: int | None = None
@@ -92,7 +113,7 @@ class TrainingSettings:
         return {"batch_size": batch_size, "max_epochs": epochs, "patience": patience}
 
     def sizes(self, encoder: str) -> dict[str, Any]:
-        """Return width, blocks and heads of an encoder: those of its publication, or the given.
+        """Return width, blocks and heads of an encoder: those of its publication, or given blocks.
 
         Example:
             >>> TrainingSettings().sizes("contiformer")
@@ -101,9 +122,8 @@ class TrainingSettings:
         own = BASELINE_MODELS.get(encoder, {})
         names = ("dim", "num_layers", "num_heads")
         found = {name: own.get(name, getattr(EventModelConfig, name)) for name in names}
-        for name in ("dim", "num_layers"):
-            given = getattr(self, name)
-            found[name] = found[name] if given is None else given
+        if self.num_layers is not None:
+            found["num_layers"] = self.num_layers
         return found
 
     @property
@@ -120,41 +140,39 @@ def neural_model(name: str) -> BenchModel:
         >>> neural_model("osciformer+decay").title
         'osciformer+decay'
     """
-    if name in ROWS:
-        title, encoder, head = ROWS[name]
-    else:
-        title = name
-        encoder, _, head = name.partition("+")
+    encoder, _, head = name.partition("+")
+    row = ROWS.get(name, NeuralRow(name, encoder, head))
+    title, encoder, head, _ = row
     if encoder not in get_args(EncoderName) or head not in get_args(HeadName):
         raise ValueError(
             f"there is no neural model {name!r}; known are {', '.join(ROWS)}, and ENCODER+HEAD of "
             f"the encoders {', '.join(get_args(EncoderName))} and the heads "
             f"{', '.join(get_args(HeadName))}"
         )
-    return BenchModel(name, title, "neural", partial(fit_neural, encoder=encoder, head=head))
+    return BenchModel(name, title, "neural", partial(fit_neural, row=row))
 
 
-def fit_neural(request: FitRequest, encoder: str, head: str) -> Fitted:
-    """Return the network with the best dev likelihood over learning rates and dropouts.
+def fit_neural(request: FitRequest, row: NeuralRow) -> Fitted:
+    """Return the network with the best dev likelihood over learning rates, dropouts and widths.
 
     Args:
         request: What to fit to.
-        encoder: Name of the encoder.
-        head: Name of the head.
+        row: Which network.
     """
     settings: TrainingSettings = request.settings or TrainingSettings()
     rates = request.learning_rates or settings.learning_rates
     best: tuple[float, int, Any] | None = None
     trials = []
     began = time.monotonic()
-    choices = list(itertools.product(rates, settings.dropouts))
+    own = settings.sizes(row.encoder)["dim"]
+    choices = list(itertools.product(rates, settings.dropouts, settings.dims or (own,)))
     for number, choice in enumerate(choices):
         limit = None
         if settings.cell_minutes is not None:
             left = 60 * settings.cell_minutes - (time.monotonic() - began)
             # What a trial leaves over is for those that follow.
             limit = max(1.0, left / (len(choices) - number))
-        estimator, hit_limit = _train(request, settings, encoder, head, choice, limit)
+        estimator, hit_limit = _train(request, settings, row, choice, limit)
         found = _dev_likelihood(estimator)
         trials.append(_describe(estimator, choice, found, hit_limit))
         found = found if math.isfinite(found) else -math.inf
@@ -165,14 +183,13 @@ def fit_neural(request: FitRequest, encoder: str, head: str) -> Fitted:
     found, number, estimator = best
     process = estimator.model_.to(settings.device)
     kept = trials[number]
-    choice_names = ("learning_rate", "dropout")
     return Fitted(
         process,
         found,
         parameters=sum(p.numel() for p in process.parameters()),
-        chosen={name: kept[name] for name in choice_names},
+        chosen={name: kept[name] for name in _CHOICES},
         training={
-            **{name: item for name, item in kept.items() if name not in (*choice_names, "dev")},
+            **{name: item for name, item in kept.items() if name not in (*_CHOICES, "dev")},
             "fit_seconds": round(sum(trial["fit_seconds"] for trial in trials), 2),
             "trials": trials,
             **settings.length(len(request.train)),
@@ -183,24 +200,25 @@ def fit_neural(request: FitRequest, encoder: str, head: str) -> Fitted:
 def _train(
     request: FitRequest,
     settings: TrainingSettings,
-    encoder: str,
-    head: str,
-    choice: tuple[float, float],
+    row: NeuralRow,
+    choice: tuple[float, float, int],
     limit: float | None,
 ) -> tuple[Any, bool]:
     """Return a trained estimator, and whether the limit in seconds ended its training."""
     from osciformer.estimators import OsciFormerEventPredictor
     from osciformer.train.fitting import TrainingInterrupted
 
-    rate, dropout = choice
+    rate, dropout, dim = choice
     folder = None
     if settings.checkpoints is not None:
-        key = f"{request.task.name}-{encoder}-{head}-{request.seed}-{rate:g}-{dropout:g}"
+        model = "-".join(part for part in row[1:] if part is not None)
+        key = f"{request.task.name}-{model}-{request.seed}-{rate:g}-{dropout:g}-{dim}"
         folder = Path(settings.checkpoints) / key
     estimator = OsciFormerEventPredictor(
-        encoder=encoder,
-        head=head,
-        **settings.sizes(encoder),
+        encoder=row.encoder,
+        head=row.head,
+        blend_with=row.blend_with,
+        **settings.sizes(row.encoder) | {"dim": dim},
         dropout=dropout,
         learning_rate=rate,
         weight_decay=settings.weight_decay,
@@ -229,12 +247,11 @@ def _dev_likelihood(estimator: Any) -> float:
 
 
 def _describe(
-    estimator: Any, choice: tuple[float, float], dev_ll: float, hit_limit: bool
+    estimator: Any, choice: tuple[float, float, int], dev_ll: float, hit_limit: bool
 ) -> dict[str, Any]:
     seconds = [epoch["seconds"] for epoch in estimator.history_]
     return {
-        "learning_rate": choice[0],
-        "dropout": choice[1],
+        **dict(zip(_CHOICES, choice, strict=True)),
         "dev": dev_ll,
         "epochs": estimator.n_iter_,
         "best_epoch": estimator.best_epoch_,
@@ -295,11 +312,13 @@ def seconds_per_epoch(
     """
     fit = neural_model(name).fit
     assert isinstance(fit, partial)
+    row: NeuralRow = fit.keywords["row"]
     config = EventModelConfig(
         num_types=train.num_types,
-        **settings.sizes(fit.keywords["encoder"]),
+        **settings.sizes(row.encoder),
         dropout=settings.dropouts[0],
-        **fit.keywords,
+        encoder=row.encoder,  # type: ignore[arg-type]
+        head=row.head,  # type: ignore[arg-type]
     )
     torch.manual_seed(0)
     device = torch.device(settings.device)

@@ -43,7 +43,8 @@ time** when the time is known. **RMSE** is of the expected gap (gaps beyond the 
 gap count as that), **MAE** of the median gap. Mean ± standard deviation over folds or seeds.
 Settings and epochs are chosen by the LL of the dev part alone, and the test part is scored once.
 All neural models have the same epochs, patience, batches and learning rates to choose from, and
-the width 64; ContiFormer has 32.
+the width 64 (ContiFormer 32) or one of those named below. **Blended** is a network
+and the classical processes of `blend_with="auto"` as one, by weights that the dev part decides.
 
 Bold: the best neural model. \\*: the best of all fitted models. **Δ LL** is how much better
 OsciFormer with the mixture head is, paired over folds or seeds, ± its standard error; ≈ where 0

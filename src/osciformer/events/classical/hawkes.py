@@ -92,6 +92,15 @@ class HawkesProcess(EventProcess):
         fade = torch.exp(-self.decay.to(gaps.device) * gaps[..., None, None])
         return self._rates(after * fade)
 
+    def total_compensator_after(
+        self, batch: EventBatch, gaps: Float[Tensor, "B N G"]
+    ) -> Float[Tensor, "B N G"]:
+        """Return the base rates times the gaps, and of all causes what has faded since."""
+        after = self._states(batch)[:, :, None]
+        faded = after * -torch.expm1(-self.decay.to(gaps.device) * gaps[..., None, None])
+        caused = _sum_causes(self.branching.to(gaps.device), faded).sum(dim=-1)
+        return self.base.sum().to(gaps.device) * gaps + caused
+
     def compensator(
         self, batch: EventBatch, start: Float[Tensor, "B M"], end: Float[Tensor, "B M"]
     ) -> Float[Tensor, "B M K"]:

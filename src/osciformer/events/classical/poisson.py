@@ -75,6 +75,12 @@ class PoissonProcess(EventProcess):
         """Return the rates at each gap."""
         return self.rates.to(gaps.device).expand(*gaps.shape, -1)
 
+    def total_compensator_after(
+        self, batch: EventBatch, gaps: Float[Tensor, "B N G"]
+    ) -> Float[Tensor, "B N G"]:
+        """Return the sum of the rates times the gaps."""
+        return self.rates.sum().to(gaps.device) * gaps
+
 
 class InhomogeneousPoissonProcess(EventProcess):
     r"""Events of each type at a rate that is a given function of time, $\lambda_k(t) = f_k(t)$.

@@ -125,7 +125,7 @@ class RenewalProcess(EventProcess):
                 f"got {list(self.transition.shape)}"
             )
         rows = torch.cat([self.transition, self.initial[None]])
-        if bool((rows < 0).any()) or not torch.allclose(rows.sum(1), torch.ones(1).double()):
+        if bool((rows < 0).any()) or not torch.allclose(rows.sum(1), rows.new_ones(1)):
             raise ValueError("each row of transition, and initial, must be probabilities")
         self.gap_breaks = gaps.edges[1:] if len(gaps.mass) else None
 
@@ -186,6 +186,12 @@ class RenewalProcess(EventProcess):
         """Return the same at gaps after each event."""
         marks = self.transition.to(gaps.device)[batch.clean_types]
         return self.gaps.hazard(gaps)[..., None] * marks[:, :, None]
+
+    def total_compensator_after(
+        self, batch: EventBatch, gaps: Float[Tensor, "B N G"]
+    ) -> Float[Tensor, "B N G"]:
+        """Return the integral of the hazard of the gap."""
+        return self.gaps.cumulative_hazard(gaps)
 
     def compensator(
         self, batch: EventBatch, start: Float[Tensor, "B M"], end: Float[Tensor, "B M"]

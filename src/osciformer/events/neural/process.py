@@ -155,6 +155,15 @@ class NeuralEventProcess(nn.Module, EventProcess):
         """Return the intensities that each event would be followed by if no other one came."""
         return self._rates(self._prepared(batch), batch.clean_types, gaps.clamp(min=0.0))
 
+    def total_compensator_after(
+        self, batch: EventBatch, gaps: Float[Tensor, "B N G"]
+    ) -> Float[Tensor, "B N G"] | None:
+        """Return the exact integral of the total intensity since each event, where there is one."""
+        if not self.head.is_closed:
+            return None
+        states = self.encoder.states(self._prepared(batch), None)
+        return self.head.hazard_integral(states, gaps.clamp(min=0.0)).double()
+
     def intensity(
         self, batch: EventBatch, query_times: Float[Tensor, "B M"]
     ) -> Float[Tensor, "B M K"]:
