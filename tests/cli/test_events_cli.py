@@ -129,6 +129,51 @@ def test_a_run_is_resumed_to_the_same_model(
     assert "begun with other events" in outcome.err
 
 
+def test_a_blend_is_fitted_told_evaluated_and_resumed(
+    cli: Call, events: Path, tmp_path: Path
+) -> None:
+    from osciformer.saving import load_model
+
+    run = tmp_path / "run"
+    flags = [*COLUMNS, *TINY, "--blend-with=renewal,repeat", "--validation-fraction=0.3"]
+    outcome = cli("fit", events / "train.parquet", *flags, "-o", run)
+    assert outcome.code == 0, outcome.err
+    assert re.search(r"weights network 0\.\d+, renewal 0\.\d+, repeat 0\.\d+", outcome.out)
+    weights = json.loads((run / "metrics.json").read_text())["blend_weights"]
+    assert sum(weights.values()) == pytest.approx(1.0)
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    assert config["blend_with"] == ["renewal", "repeat"]
+    outcome = cli("evaluate", run, events / "new.csv", "--json", "--bootstrap=0")
+    found = json.loads(outcome.out)["metrics"]["log_likelihood"]["value"]
+    alone = json.loads((run / "metrics.json").read_text())["validation"]["log_likelihood"]
+    assert found > alone
+    before = load_model(run / "model.safetensors").weights
+    (run / "model.safetensors").unlink()
+    outcome = cli("fit", "--resume", "-o", run)
+    assert outcome.code == 0, outcome.err
+    after = load_model(run / "model.safetensors").weights
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    outcome = cli("fit", "--resume", "--blend-with=none", "-o", run)
+    assert outcome.code == 2
+    assert "--blend-with was" in outcome.err
+
+
+def test_companions_of_a_blend_come_from_a_file_too(
+    cli: Call, events: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "auto.yaml").write_text("blend_with: auto\nvalidation_fraction: 0.3\n")
+    flags = [*COLUMNS, *TINY, "--config", tmp_path / "auto.yaml"]
+    outcome = cli("fit", events / "train.parquet", *flags, "-o", tmp_path / "run")
+    assert outcome.code == 0, outcome.err
+    metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
+    assert list(metrics["blend_weights"]) == ["network", "renewal", "repeat", "hawkes"]
+    flags = [*flags, "--blend-with=none"]
+    outcome = cli("fit", events / "train.parquet", *flags, "-o", tmp_path / "alone")
+    metrics = json.loads((tmp_path / "alone" / "metrics.json").read_text())
+    assert metrics["blend_weights"] == {"network": 1.0}
+    assert "weights" not in outcome.out
+
+
 @pytest.mark.parametrize(
     ("flags", "code", "message"),
     [
@@ -139,9 +184,10 @@ def test_a_run_is_resumed_to_the_same_model(
         ([*COLUMNS, "--type=kind"], 1, "'kind'"),
         ([*COLUMNS, "--encoder=lstm"], 1, "encoder must be one of.*lstm"),
         ([*COLUMNS, "--dim=0"], 1, "dim must be at least 1"),
+        ([*COLUMNS, "--blend-with=poisson"], 1, "blend.with must be one of 'auto'.*'poisson'"),
         (["--task=classification", "--id=who", "--time=hour", "--head=decay"], 2, "of events"),
     ],
-    ids=["no type", "no id", "target", "carry", "column", "encoder", "dim", "other task"],
+    ids=["no type", "no id", "target", "carry", "column", "encoder", "dim", "blend", "other task"],
 )
 def test_wrong_calls_are_explained_and_leave_nothing(
     cli: Call, events: Path, tmp_path: Path, flags: list[str], code: int, message: str

@@ -209,6 +209,14 @@ MODEL_SETTINGS = _in_panel(
     ),
     Setting("num_components", "whole", "Components of the mixture.", 16, tasks=EVENTS),
     Setting(
+        "blend_with",
+        "texts",
+        "Classical processes to blend the network with: of renewal, repeat, hawkes; auto or none.",
+        None,
+        True,
+        tasks=EVENTS,
+    ),
+    Setting(
         "scaling",
         "text",
         "Of values: asinh, standard, robust or none; standard for forecasting and imputation.",

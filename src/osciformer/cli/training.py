@@ -110,9 +110,10 @@ def _keep_interrupted(estimator: Any, folder: RunFolder, checkpoint: Path | None
         return
     _write_result(estimator, folder.path, is_finished=False)
     folder.close()
+    alone = ", the network alone," if getattr(estimator, "blend_with", None) else ""
     typer.echo(
         f"interrupted after epoch {estimator.n_iter_}; the checkpoint "
-        f"and the best model so far are in {folder.path}. Go on with: "
+        f"and the best model so far{alone} are in {folder.path}. Go on with: "
         f"osciformer fit --resume -o {folder.path}",
         err=True,
     )
@@ -133,6 +134,8 @@ def _write_result(estimator: Any, path: Path, *, is_finished: bool) -> dict[str,
             if name.startswith("val_")
         },
     }
+    if hasattr(estimator, "blend_weights_"):
+        metrics["blend_weights"] = estimator.blend_weights_
     if run_folder.is_first_process():
         estimator.save(path / run_folder.MODEL)
         write_json(path / run_folder.METRICS, metrics)
@@ -147,4 +150,8 @@ def print_validation(metrics: Mapping[str, Any], path: Path) -> None:
         ("metric", "value"),
         [(name, f"{value:.4f}") for name, value in scores.items()],
     )
+    weights = metrics.get("blend_weights", {})
+    if len(weights) > 1:
+        listed = ", ".join(f"{name} {weight:.3f}" for name, weight in weights.items())
+        typer.echo(f"blended since, by the weights {listed}; the scores are those of the network")
     typer.echo(f"run folder: {path} ({metrics['seconds']:.0f} s of training)")

@@ -12,6 +12,8 @@ import torch
 from osciformer._optional import need
 from osciformer._types import Bool, Float, Int, Tensor
 from osciformer.data.ragged import offsets_of
+from osciformer.estimators.next_events import NextEvents
+from osciformer.events.prediction import predict_last
 from osciformer.events.process import EventProcess
 from osciformer.events.sampling import Futures, sample
 from osciformer.events.sequences import EventSequences
@@ -38,6 +40,84 @@ def padded_queries(
     rows = offsets[index][:, None] + np.minimum(steps, np.maximum(counts, 1)[:, None] - 1)
     padded = np.append(times, 0.0)[np.minimum(rows, len(times))]
     return torch.from_numpy(padded), rows[is_asked], is_asked
+
+
+@torch.no_grad()
+def rates_at(
+    process: EventProcess,
+    events: EventSequences,
+    times: Float[np.ndarray, "Q"],
+    offsets: Int[np.ndarray, "n+1"],
+    *,
+    batch_size: int,
+) -> Float[np.ndarray, "Q K"]:
+    """Return the rates of all types at times of each sequence.
+
+    Args:
+        process: Whose rates.
+        events: The sequences.
+        times: Query times of all sequences, one after another.
+        offsets: Where those of each sequence begin.
+        batch_size: Sequences per batch.
+    """
+    rates = np.empty((len(times), events.num_types))
+    for batch in events.batches(batch_size):
+        assert batch.index is not None
+        asked, rows, is_asked = padded_queries(times, offsets, batch.index.numpy())
+        found = process.intensity(batch.to(process.device), asked.to(process.device))
+        rates[rows] = found.cpu().numpy()[is_asked]
+    return rates
+
+
+def predict_following(
+    process: EventProcess,
+    events: EventSequences,
+    *,
+    horizon: float,
+    tolerance: float,
+    batch_size: int,
+    time_unit: str,
+) -> NextEvents:
+    """Return what follows the last event of each sequence.
+
+    Args:
+        process: What predicts it.
+        events: Sequences with an event or more each.
+        horizon: Largest gap to consider.
+        tolerance: Of probabilities, and of gaps in mean gaps.
+        batch_size: Sequences per batch.
+        time_unit: Name of the unit of the gaps.
+    """
+    count, last = len(events), events.times[events.offsets[1:] - 1]
+    gaps, chances = np.empty((3, count)), np.empty((count, events.num_types))
+    for batch in events.batches(batch_size):
+        assert batch.index is not None
+        index = batch.index.numpy()
+        found = predict_last(
+            process,
+            batch.to(process.device),
+            horizon=horizon,
+            tolerance=tolerance,
+            negligible=tolerance,
+        )
+        for number, item in enumerate((found.median, found.mean, found.survival)):
+            gaps[number, index] = item[:, 0].cpu().numpy()
+        chances[index] = found.type_probability[:, 0].cpu().numpy()
+    positions = np.arange(count)
+    return NextEvents(
+        ids=events.ids,
+        last_time=events.decode_times(last, positions),
+        type=np.array(events.type_names)[chances.argmax(axis=1)],
+        type_probability=chances,
+        median_gap=gaps[0],
+        mean_gap=gaps[1],
+        median_time=events.decode_times(last + gaps[0], positions),
+        mean_time=events.decode_times(last + gaps[1], positions),
+        survival=gaps[2],
+        type_names=events.type_names,
+        horizon=float(horizon),
+        time_unit=time_unit,
+    )
 
 
 def draw_futures(

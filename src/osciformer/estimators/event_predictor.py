@@ -13,7 +13,7 @@ from torch import nn
 
 from osciformer.data.time_axis import TimeAxis
 from osciformer.estimators import event_inputs, queries
-from osciformer.estimators.event_answers import draw_futures, padded_queries
+from osciformer.estimators.event_answers import draw_futures, predict_following, rates_at
 from osciformer.estimators.next_events import NextEvents
 from osciformer.estimators.splits import random_split
 from osciformer.estimators.trained import TrainedEstimator, check_random_state
@@ -26,7 +26,6 @@ from osciformer.events.neural.blended import (
     check_can_blend,
     companions_of,
 )
-from osciformer.events.prediction import predict_last
 from osciformer.events.sampling import Futures
 from osciformer.events.scores import EventScores, SequenceScores, score, score_sequences
 from osciformer.events.sequences import EventSequences
@@ -67,7 +66,8 @@ class OsciFormerEventPredictor(TrainedEstimator):
         blend_with: Classical processes to blend the network with, by weights that the validation
             part decides: `renewal` (a histogram of gaps and a Markov chain of types), `repeat`
             (the same with "the last type again"), `hawkes`; or `auto`, all that make sense; None
-            for the network alone. It pays where there are few events, see `BlendedProcess`.
+            for none. It pays where there are few events, see `BlendedProcess`. They are fitted when
+            training is done: `history_`, and the model after Ctrl-C, are the network's alone.
         layout: For data frames as X: arguments of `events_from_frame`, such as
             `dict(id="user", time="clicked_at", type="page", unit="h")`.
 
@@ -76,6 +76,7 @@ class OsciFormerEventPredictor(TrainedEstimator):
         time_axis_: What the times mean.
         time_unit_: Name of their unit.
         horizon_: Largest gap that is predicted, 100 times the longest one in training.
+        blend_weights_: Weight of the `network`, and of each process of `blend_with` by its name.
         validation_index_: Positions in X of the sequences that were kept for early stopping; only
             after `fit`.
 
@@ -138,8 +139,19 @@ class OsciFormerEventPredictor(TrainedEstimator):
             config,
         )
         if companions:
-            self.model_ = BlendedEventProcess.fit(self.model_, companions, events, validation)
+            with self._process():
+                size = self._batch_size(validation)
+                self.model_ = BlendedEventProcess.fit(
+                    self.model_, companions, events, validation, batch_size=size
+                ).cpu()
         return self
+
+    @property
+    def blend_weights_(self) -> dict[str, float]:
+        """Weight of the `network`, and of each classical process of `blend_with` by its name."""
+        self._check_fitted()
+        is_blend = isinstance(self.model_, BlendedEventProcess)
+        return self.model_.named_weights if is_blend else {"network": 1.0}
 
     def _source(self, events: EventSequences, config: TrainConfig, *, shuffle: bool) -> EventSource:
         return EventSource(
@@ -175,38 +187,15 @@ class OsciFormerEventPredictor(TrainedEstimator):
         """
         events = self._look_again(X)
         event_inputs.refuse_empty(events)
-        horizon = self.horizon_ if horizon is None else horizon
-        count, last = len(events), events.times[events.offsets[1:] - 1]
-        gaps, chances = np.empty((3, count)), np.empty((count, events.num_types))
         with self._process() as process:
-            for batch in events.batches(self._batch_size(events)):
-                assert batch.index is not None
-                index = batch.index.numpy()
-                found = predict_last(
-                    process,
-                    batch.to(process.device),
-                    horizon=horizon,
-                    tolerance=_PREDICTION_TOLERANCE,
-                    negligible=_PREDICTION_TOLERANCE,
-                )
-                for number, item in enumerate((found.median, found.mean, found.survival)):
-                    gaps[number, index] = item[:, 0].cpu().numpy()
-                chances[index] = found.type_probability[:, 0].cpu().numpy()
-        positions = np.arange(count)
-        return NextEvents(
-            ids=events.ids,
-            last_time=events.decode_times(last, positions),
-            type=np.array(events.type_names)[chances.argmax(axis=1)],
-            type_probability=chances,
-            median_gap=gaps[0],
-            mean_gap=gaps[1],
-            median_time=events.decode_times(last + gaps[0], positions),
-            mean_time=events.decode_times(last + gaps[1], positions),
-            survival=gaps[2],
-            type_names=events.type_names,
-            horizon=float(horizon),
-            time_unit=self.time_unit_,
-        )
+            return predict_following(
+                process,
+                events,
+                horizon=self.horizon_ if horizon is None else horizon,
+                tolerance=_PREDICTION_TOLERANCE,
+                batch_size=self._batch_size(events),
+                time_unit=self.time_unit_,
+            )
 
     def log_likelihood(self, X: Any, *, span: Span = "events") -> LogLikelihood:
         """Return the log-likelihood of sequences, with its error and the unit of time.
@@ -289,13 +278,8 @@ class OsciFormerEventPredictor(TrainedEstimator):
                 f"one per sequence; got {len(times)}"
             )
         flat, offsets = queries.flatten_times(events, times if is_list else [times] * len(events))
-        rates = np.empty((len(flat), events.num_types))
-        with self._process() as process, torch.no_grad():
-            for batch in events.batches(self._batch_size(events)):
-                assert batch.index is not None
-                asked, rows, is_asked = padded_queries(flat, offsets, batch.index.numpy())
-                found = process.intensity(batch.to(process.device), asked.to(process.device))
-                rates[rows] = found.cpu().numpy()[is_asked]
+        with self._process() as process:
+            rates = rates_at(process, events, flat, offsets, batch_size=self._batch_size(events))
         if is_list:
             return np.split(rates, offsets[1:-1])
         return rates.reshape(len(events), -1, events.num_types)
@@ -380,9 +364,7 @@ class OsciFormerEventPredictor(TrainedEstimator):
     @contextmanager
     def _process(self) -> Iterator[NeuralEventProcess | BlendedEventProcess]:
         """Give the model where it is to compute, and put it back on the CPU."""
-        process: NeuralEventProcess | BlendedEventProcess = self.model_.to(
-            choose_device(self.accelerator)
-        ).eval()
+        process = self.model_.to(choose_device(self.accelerator)).eval()
         try:
             yield process
         finally:

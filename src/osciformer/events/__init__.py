@@ -1,6 +1,7 @@
 """Marked temporal point processes: events in continuous time, their likelihood and prediction."""
 
 from osciformer.events.batch import EventBatch
+from osciformer.events.blending import BlendedProcess, fit_weights
 from osciformer.events.calibration import Calibration, calibrate, rescaled_gaps
 from osciformer.events.classical import (
     GapDensity,
@@ -35,6 +36,7 @@ from osciformer.events.sequences import EventSequence, EventSequences
 from osciformer.events.stream import EventStream
 
 __all__ = [
+    "BlendedProcess",
     "Calibration",
     "EventBatch",
     "EventProcess",
@@ -59,6 +61,7 @@ __all__ = [
     "events_from_frame",
     "events_from_parquet",
     "fit_hawkes",
+    "fit_weights",
     "integrate_intensity",
     "likelihood_terms",
     "log_likelihood",

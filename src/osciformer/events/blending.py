@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 
 import torch
 
-from osciformer._types import Float, Tensor
+from osciformer._types import Float, Int, Tensor
 from osciformer.events.batch import EventBatch
 from osciformer.events.likelihood import check_num_types, likelihood_terms
 from osciformer.events.process import EventProcess
@@ -15,6 +15,8 @@ from osciformer.events.sequences import EventSequences
 
 # Steps of the algorithm of expectation and maximisation, and the change that ends it.
 _MOST_STEPS, _SMALLEST_CHANGE = 10_000, 1e-9
+# An integral after which nothing can have happened; finite, lest differences be NaN.
+_REFUTED = 1e300
 
 
 class BlendedProcess(EventProcess):
@@ -25,8 +27,9 @@ class BlendedProcess(EventProcess):
     $$p_k(t) = \sum_m w_m \lambda^m_k(t) e^{-\Lambda^m(t)}, \qquad \lambda_k(t) =
     \sum_m r_m(t) \lambda^m_k(t), \qquad r_m(t) \propto w_m e^{-\Lambda^m(t)}:$$
     the longer nothing happens, the more it is those members that expected so which are believed.
-    After each event all begin again with their weights. Integrals are exact, since those of the
-    members must be. Before the first event of a row without a window, r are the weights.
+    After each event, and at the start of a window, all begin again with their weights. Integrals
+    are exact, since those of the members must be. Before the first event of a row without a window,
+    r are the weights.
 
     Args:
         members: Processes of the same types, with integrals in closed form.
@@ -75,19 +78,17 @@ class BlendedProcess(EventProcess):
     ) -> Float[Tensor, "B M K"]:
         """Return the intensities of the members by what is left of their weights."""
         query_times = query_times.double()
-        known = batch.count_before(query_times)
-        since = torch.minimum(_edges(batch, known, query_times), query_times)
-        shares = self._log_left(
-            [_integral(m.total_compensator(batch, since, query_times)) for m in self.members]
-        ).softmax(dim=0)
+        begin = _begins(batch, batch.count_before(query_times))
+        # What lies before any beginning has no history that could tell the members apart.
+        integrals = self._integrals(batch, torch.minimum(begin, query_times), query_times)
         rates = torch.stack([m.intensity(batch, query_times).double() for m in self.members])
-        return (shares[..., None] * rates).sum(dim=0)
+        return (self._shares(integrals)[..., None] * rates).sum(dim=0)
 
     def intensity_after(
         self, batch: EventBatch, gaps: Float[Tensor, "B N G"]
     ) -> Float[Tensor, "B N G K"]:
         """Return the same at gaps after each event, if no other one came."""
-        shares = self._log_left(self._integrals_after(batch, gaps)).softmax(dim=0)
+        shares = self._shares(self._integrals_after(batch, gaps))
         rates = torch.stack([m.intensity_after(batch, gaps).double() for m in self.members])
         return (shares[..., None] * rates).sum(dim=0)
 
@@ -97,19 +98,21 @@ class BlendedProcess(EventProcess):
         """Return the exact integral of the total intensity; None if an interval has events in it.
 
         It is minus the logarithm of the probability that nothing happens until the end, less that
-        until the start.
+        until the start; before any beginning it is the mean of the integrals of the members.
         """
+        start, end = start.double(), torch.maximum(start, end).double()
         known = batch.count_until(start)
         if bool((batch.count_before(end) > known).any()):
             return None
-        last = torch.minimum(_edges(batch, known, start), start)
-        left = [
-            self._log_left(
-                [_integral(m.total_compensator(batch, last, edge)) for m in self.members]
-            ).logsumexp(dim=0)
-            for edge in (start.double(), torch.maximum(start, end).double())
-        ]
-        return (left[0] - left[1]).clamp(min=0.0)
+        begin = _begins(batch, known)
+        cut = torch.minimum(torch.maximum(begin, start), end)
+        begin = torch.minimum(begin, cut)
+        integrals = self._integrals(
+            batch, torch.cat([start, begin, begin], dim=1), torch.cat([cut, cut, end], dim=1)
+        )
+        early, to_cut, to_end = integrals.chunk(3, dim=2)
+        left, less = (self._log_left(item).logsumexp(dim=0) for item in (to_cut, to_end))
+        return (self._weights_like(early) * early).sum(dim=0) + (left - less).clamp(min=0.0)
 
     def total_compensator_after(
         self, batch: EventBatch, gaps: Float[Tensor, "B N G"]
@@ -137,14 +140,28 @@ class BlendedProcess(EventProcess):
                 stack.enter_context(member.remember(batch))
             yield
 
-    def _integrals_after(self, batch: EventBatch, gaps: Tensor) -> list[Tensor]:
-        return [_integral(m.total_compensator_after(batch, gaps)) for m in self.members]
+    def _integrals(
+        self, batch: EventBatch, start: Float[Tensor, "B M"], end: Float[Tensor, "B M"]
+    ) -> Float[Tensor, "P B M"]:
+        """Return the integrals of the total intensities of the P members."""
+        return _closed([m.total_compensator(batch, start, end) for m in self.members])
 
-    def _log_left(self, integrals: Sequence[Tensor]) -> Float[Tensor, "M *S"]:
+    def _integrals_after(
+        self, batch: EventBatch, gaps: Float[Tensor, "B N G"]
+    ) -> Float[Tensor, "P B N G"]:
+        return _closed([m.total_compensator_after(batch, gaps) for m in self.members])
+
+    def _weights_like(self, integrals: Float[Tensor, "P *S"]) -> Float[Tensor, "P *#S"]:
+        shape = (-1, *[1] * (integrals.dim() - 1))
+        return self.weights.to(integrals).reshape(shape)
+
+    def _log_left(self, integrals: Float[Tensor, "P *S"]) -> Float[Tensor, "P *S"]:
         """Return the logarithms of the weights times the probability of nothing so far."""
-        integral = torch.stack([item.double() for item in integrals])
-        shape = (-1, *[1] * (integral.dim() - 1))
-        return self.weights.to(integral.device).log().reshape(shape) - integral
+        return self._weights_like(integrals).log() - integrals
+
+    def _shares(self, integrals: Float[Tensor, "P *S"]) -> Float[Tensor, "P *S"]:
+        """Return how far each member is believed, even where all of them are refuted."""
+        return self._log_left(integrals.clamp(max=_REFUTED)).softmax(dim=0)
 
 
 @torch.no_grad()
@@ -152,6 +169,8 @@ def log_densities(
     process: EventProcess, sequences: EventSequences, *, batch_size: int = 64
 ) -> Float[Tensor, "E"]:
     """Return the log-density of each event 2 to N given those before it, in nats.
+
+    Of several events at one time, the first has the density of the gap, the others their rates.
 
     Args:
         process: The process.
@@ -190,9 +209,17 @@ def fit_weights(densities: Float[Tensor, "M E"], *, prior: float = 1.0) -> Float
     densities = densities.double()
     if not prior > 0:
         raise ValueError(f"prior must be positive; got {prior}")
+    if bool(densities.isnan().any()):
+        member, event = densities.isnan().nonzero()[0].tolist()
+        raise ValueError(
+            f"densities must be numbers; that of event {event} under member {member} is NaN"
+        )
     impossible = (densities.amax(dim=0) == -torch.inf).nonzero()
     if len(impossible):
-        raise ValueError(f"event {int(impossible[0])} is impossible under all members")
+        raise ValueError(
+            f"event {int(impossible[0])} is impossible under all members, so that no weights "
+            "explain it; add a member that allows for any event, or leave the event out"
+        )
     weights = densities.new_full((len(densities),), 1.0 / len(densities))
     for _ in range(_MOST_STEPS):
         shares = (weights.log()[:, None] + densities).softmax(dim=0)
@@ -219,18 +246,19 @@ def check_members(members: Sequence[EventProcess], weights: Float[Tensor, "M"]) 
         raise ValueError(f"members must have the same types; they have {counts} of them")
 
 
-def _integral(found: Tensor | None) -> Tensor:
-    if found is None:
+def _closed(found: Sequence[Tensor | None]) -> Float[Tensor, "P *S"]:
+    known = [item.double() for item in found if item is not None]
+    if len(known) < len(found):
         raise ValueError(
             "a blend needs members whose integrals have a closed form: classical processes, and "
             "networks with the head 'mixture' or 'exponential'"
         )
-    return found
+    return torch.stack(known)
 
 
-def _edges(batch: EventBatch, known: Tensor, otherwise: Tensor) -> Float[Tensor, "B M"]:
-    """Return the last known event of each query, or the start of the window, or the query."""
+def _begins(batch: EventBatch, known: Int[Tensor, "B M"]) -> Float[Tensor, "B M"]:
+    """Return the last known event of each query, or the start of the window, or infinity."""
     times = batch.times.masked_fill(~batch.mask, 0.0).double()
     last = times.gather(1, (known - 1).clamp(min=0))
-    start = otherwise.double() if batch.starts is None else batch.starts[:, None].double()
-    return torch.where(known > 0, last, start.expand_as(last))
+    none = times.new_full((len(times),), torch.inf) if batch.starts is None else batch.starts
+    return torch.where(known > 0, last, none.double()[:, None])

@@ -188,6 +188,7 @@ def log_likelihood(
     *,
     span: Span = "events",
     tolerance: float = 1e-6,
+    max_halvings: int = 30,
     batch_size: int = 64,
 ) -> LogLikelihood:
     """Return the log-likelihood of sequences under a process.
@@ -197,6 +198,7 @@ def log_likelihood(
         sequences: The sequences; with no event to score the averages are NaN.
         span: `events`, 2 to N given the first; `window`, all in the observed window.
         tolerance: Of the integral over each gap, where the process has no exact one.
+        max_halvings: As of `likelihood_terms`.
         batch_size: Sequences per batch.
 
     Example:
@@ -207,7 +209,13 @@ def log_likelihood(
     """
     check_num_types(process, sequences)
     terms = (
-        likelihood_terms(process, batch.to(process.device), span=span, tolerance=tolerance)
+        likelihood_terms(
+            process,
+            batch.to(process.device),
+            span=span,
+            tolerance=tolerance,
+            max_halvings=max_halvings,
+        )
         for batch in sequences.batches(batch_size)
     )
     return summarise(terms, time_unit=sequences.time_unit, span=span)

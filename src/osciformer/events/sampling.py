@@ -19,6 +19,8 @@ from osciformer.events.sequences import EventSequences
 # A bound that was found, not given: the largest of this many values, times a margin.
 _PROBES = 16
 _MARGIN = 1.5
+# Where an intensity jumps: an interval ends before it is so many times that at the beginning.
+_STEEPEST = 4.0
 _RAISE = 2.0
 # Times that a bound may be raised for one and the same interval.
 _LARGEST_RAISES = 30
@@ -67,9 +69,10 @@ def sample(
     Candidates come at the rate of a bound of the intensity, and each is accepted with the
     probability intensity / bound. A bound of the process (`upper_bound`) that the intensity is
     found to exceed is an `InvalidBoundError`. A process without one has its intensity probed on
-    short intervals; whenever a candidate shows that such a bound is too low, it is raised and the
-    interval is drawn anew. That is as good as the probes: a peak between them that no candidate
-    meets goes unseen, so a process with sharp peaks should state its bound.
+    short intervals, and around each jump that `gap_breaks` names; whenever a candidate shows
+    that such a bound is too low, it is raised and the interval is drawn anew. That is as good as
+    the probes: a peak between them that no candidate meets goes unseen, so a process with sharp
+    peaks should state its bound.
 
     Args:
         process: The process.
@@ -201,8 +204,24 @@ class _Walk:
         stop = torch.maximum(stop, just_after)
         share = torch.linspace(0, 1, _PROBES, dtype=torch.float64, device=now.device)
         probes = just_after[:, None] + (stop - just_after)[:, None] * share
-        probed = self.process.total_intensity(batch, probes).double().amax(dim=1)
-        return probed * _MARGIN * self.factor[self.live], stop, False
+        if self.process.gap_breaks is not None:
+            jumps = self._around_breaks(batch, self.process.gap_breaks)
+            jumps = torch.minimum(torch.maximum(jumps, just_after[:, None]), stop[:, None])
+            probes = torch.cat([probes, jumps], dim=1).sort(dim=1).values
+        peaks = self.process.total_intensity(batch, probes).double().cummax(dim=1).values
+        if self.process.gap_breaks is not None:
+            # A bound that holds for a peak ahead would reject nearly all that comes before it.
+            reached = (peaks <= _STEEPEST * peaks[:, :1]).sum(dim=1, keepdim=True)
+            reached = (reached - 1).clamp(min=0)
+            stop, peaks = probes.gather(1, reached)[:, 0], peaks.gather(1, reached)
+        return peaks[:, -1] * _MARGIN * self.factor[self.live], stop, False
+
+    @staticmethod
+    def _around_breaks(batch: EventBatch, breaks: Float[Tensor, "P"]) -> Float[Tensor, "L 2P"]:
+        """Return times just before and just after each jump, which sums would miss by rounding."""
+        moments = batch.last_times[:, None] + breaks.to(batch.times)
+        sides = [torch.nextafter(moments, moments.new_tensor(to)) for to in (-math.inf, math.inf)]
+        return torch.cat(sides, dim=1)
 
     def _append(self, rows: Tensor, times: Tensor, types: Tensor) -> None:
         if not len(rows):

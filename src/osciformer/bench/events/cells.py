@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from osciformer.bench.events.datasets import TASKS, EventTask, describe_parts
+from osciformer.bench.events.datasets import TASKS, EventTask, Parts, describe_parts
 from osciformer.bench.events.models import CLASSICAL, BenchModel, FitRequest
 from osciformer.bench.events.neural import (
     ROWS,
@@ -24,7 +24,7 @@ from osciformer.bench.events.neural import (
     seconds_per_epoch,
 )
 from osciformer.bench.report import describe_run
-from osciformer.events import score
+from osciformer.events import EventProcess, log_likelihood, score
 
 Row = dict[str, Any]
 #: All models in the order of the table.
@@ -135,7 +135,8 @@ def run_cell(job: dict[str, Any], settings: dict[str, Any]) -> Row:
     Args:
         job: `dataset`, `model` and `repeat`; with `is_timing`, an epoch is timed and no more.
         settings: `training`, arguments of `TrainingSettings`; `folder` of the cells; `pilot`, the
-            seed that chooses the learning rate.
+            seed that chooses the learning rate; `with_predictions`, whether more than the
+            likelihood is scored, as it is if not given.
     """
     cell = Cell(job["dataset"], job["model"], job["repeat"])
     training = TrainingSettings(**settings["training"])
@@ -153,28 +154,16 @@ def run_cell(job: dict[str, Any], settings: dict[str, Any]) -> Row:
     )
     began = time.perf_counter()
     # Nothing has seen the test part before.
-    found = score(
+    scores = _score(
         fitted.process,
-        parts.test,
-        horizon=float(parts.train.gaps.max()),
-        expectation="restricted",
-        **(_ROUGHLY if model.kind == "neural" else _CLOSELY),
-        batch_size=max(1, _EVENTS_AT_ONCE // int(parts.test.lengths.max())),
+        parts,
+        tolerances=_ROUGHLY if model.kind == "neural" else _CLOSELY,
+        with_predictions=settings.get("with_predictions", True),
     )
-    likelihood = found.log_likelihood
-    if not math.isfinite(likelihood.micro):
-        raise FloatingPointError(f"the test log-likelihood is {likelihood.micro}")
+    if not math.isfinite(scores["ll_micro"]):
+        raise FloatingPointError(f"the test log-likelihood is {scores['ll_micro']}")
     return {
-        "ll_micro": likelihood.micro,
-        "ll_macro": likelihood.macro,
-        "ll_error": likelihood.error,
-        "accuracy": found.accuracy,
-        "accuracy_at_time": found.accuracy_at_time,
-        "time_rmse": found.time_rmse,
-        "time_mae": found.time_mae,
-        "horizon": found.horizon,
-        "never": found.never,
-        "num_scored": likelihood.num_scored,
+        **scores,
         "dev_ll": fitted.dev_ll,
         "parameters": fitted.parameters,
         "chosen": dict(fitted.chosen),
@@ -183,6 +172,36 @@ def run_cell(job: dict[str, Any], settings: dict[str, Any]) -> Row:
         "device": str(fitted.process.device),
         "data": describe_parts(parts),
         "training": training.shared if model.kind == "neural" else None,
+    }
+
+
+def _score(
+    process: EventProcess, parts: Parts, *, tolerances: dict[str, Any], with_predictions: bool
+) -> Row:
+    """Return the entries of a cell that say how good a model is on the test part."""
+    batch_size = max(1, _EVENTS_AT_ONCE // int(parts.test.lengths.max()))
+    names = ("accuracy", "accuracy_at_time", "time_rmse", "time_mae", "horizon", "never")
+    if with_predictions:
+        found = score(
+            process,
+            parts.test,
+            horizon=float(parts.train.gaps.max()),
+            expectation="restricted",
+            **tolerances,
+            batch_size=batch_size,
+        )
+        likelihood = found.log_likelihood
+        more = {name: getattr(found, name) for name in names}
+    else:
+        of_likelihood = {k: v for k, v in tolerances.items() if k != "prediction_tolerance"}
+        likelihood = log_likelihood(process, parts.test, **of_likelihood, batch_size=batch_size)
+        more = dict.fromkeys(names)
+    return {
+        "ll_micro": likelihood.micro,
+        "ll_macro": likelihood.macro,
+        "ll_error": likelihood.error,
+        **more,
+        "num_scored": likelihood.num_scored,
     }
 
 

@@ -68,6 +68,7 @@ def run_table(options: argparse.Namespace, command: str) -> int:
         "training": asdict(_training(options)),
         "folder": str(folder),
         "pilot": options.seeds[0],
+        "with_predictions": not options.likelihood_only,
     }
     origin = cell_files.describe_origin(command, options.device, options.commit)
 
@@ -160,7 +161,9 @@ class _Board:
         if error is not None:
             said = f"failed: {error}"
         elif "ll_micro" in row:
-            said = f"LL {row['ll_micro']:.4f}, accuracy {row['accuracy']:.4f}"
+            said = f"LL {row['ll_micro']:.4f}"
+            accuracy = row.get("accuracy")
+            said += "" if accuracy is None else f", accuracy {accuracy:.4f}"
             seconds = row.get("fit_seconds")
             said += "" if seconds is None else f", {row.get('epochs', '-')} epochs, {seconds:.0f} s"
             said += ", stopped by the time limit" if row.get("hit_time_limit") else ""
@@ -232,6 +235,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--dims", type=_numbers, help="widths to choose among, in place of that of each model")
     add("--num-layers", type=_positive, help="blocks of all neural models, likewise")
     add("--checkpoints", action="store_true", help="let killed trainings go on where they were")
+    add("--likelihood-only", action="store_true", help="no predictions, which may cost much more")
     add("--speed", action="store_true", help="time epochs, one model at a time, and train nothing")
     add("--report-only", action="store_true", help="run nothing")
     add("--commit", help="of the code, to record")

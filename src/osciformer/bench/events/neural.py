@@ -20,8 +20,9 @@ import torch
 
 from osciformer.bench.events.models import BenchModel, FitRequest, Fitted
 from osciformer.events import EventSequences
-from osciformer.events.neural import EventModelConfig, make_event_model
+from osciformer.events.neural import BlendedEventProcess, EventModelConfig, make_event_model
 from osciformer.events.neural.baselines import BASELINE_MODELS
+from osciformer.events.neural.blended import companions_of
 from osciformer.events.neural.config import EncoderName, HeadName
 
 
@@ -206,7 +207,6 @@ def _train(
 ) -> tuple[Any, bool]:
     """Return a trained estimator, and whether the limit in seconds ended its training."""
     from osciformer.estimators import OsciFormerEventPredictor
-    from osciformer.train.fitting import TrainingInterrupted
 
     rate, dropout, dim = choice
     folder = None
@@ -231,9 +231,15 @@ def _train(
     with interrupted_after(limit) as is_over:
         try:
             estimator.fit(request.train, validation_data=request.dev)
-        except TrainingInterrupted:
-            if not is_over():
+        except KeyboardInterrupt:
+            if not (is_over() and hasattr(estimator, "model_")):
                 raise
+    names = companions_of(row.blend_with, request.train.num_types)
+    if names and not isinstance(estimator.model_, BlendedEventProcess):
+        # The limit is one of training; what it cut short is blended like the rest.
+        estimator.model_ = BlendedEventProcess.fit(
+            estimator.model_, names, request.train, request.dev
+        )
     if folder is not None:
         shutil.rmtree(folder, ignore_errors=True)
     return estimator, is_over()

@@ -144,6 +144,17 @@ class InhomogeneousPoissonProcess(EventProcess):
         times = batch.times.masked_fill(~batch.mask, 0.0)[..., None] + gaps
         return self.intensity(batch, times.flatten(1)).unflatten(1, gaps.shape[1:])
 
+    def total_compensator_after(
+        self, batch: EventBatch, gaps: Float[Tensor, "B N G"]
+    ) -> Float[Tensor, "B N G"] | None:
+        """Return the difference of the antiderivative, or None without it."""
+        if self.cumulative is None:
+            return None
+        times = batch.times.masked_fill(~batch.mask, 0.0)[..., None]
+        start, end = times.expand_as(gaps).flatten(1), (times + gaps).flatten(1)
+        total = (self.cumulative(end) - self.cumulative(start)).sum(dim=-1)
+        return total.unflatten(1, gaps.shape[1:])
+
 
 def check_rates(name: str, rates: Any) -> None:
     """Refuse rates that are not a vector of finite numbers from 0."""

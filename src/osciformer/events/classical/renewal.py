@@ -178,7 +178,7 @@ class RenewalProcess(EventProcess):
     ) -> Float[Tensor, "B M K"]:
         """Return the hazard of the gap, shared out among types."""
         since, marks = self._past(batch, query_times)
-        return self.gaps.hazard(since)[..., None] * marks
+        return self.gaps.hazard(since.clamp(min=0.0))[..., None] * marks
 
     def intensity_after(
         self, batch: EventBatch, gaps: Float[Tensor, "B N G"]
@@ -204,17 +204,26 @@ class RenewalProcess(EventProcess):
         probe = torch.minimum(torch.nextafter(start, inf), torch.maximum(start, end))
         probe = torch.where(end > start, probe, start)
         since, marks = self._past(batch, probe)
-        since = (since - (probe - start)).clamp(min=0.0)
-        total = self.gaps.cumulative_hazard(since + (end - start))
-        return (total - self.gaps.cumulative_hazard(since))[..., None] * marks
+        since = since - (probe - start)
+        # Rounding must not make a gap after an event negative.
+        since = torch.where(batch.count_until(start) > 0, since.clamp(min=0.0), since)
+        total = self._integrated(since + (end - start)) - self._integrated(since)
+        # Nothing, even where a density without a tail leaves no chance of having come so far.
+        total = torch.where(end > start, total, 0.0)
+        return total[..., None] * marks
+
+    def _integrated(self, gaps: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
+        """Return the integral of the hazard from 0; before that, it is constant."""
+        first = self.gaps.hazard(torch.zeros_like(gaps))
+        return self.gaps.cumulative_hazard(gaps.clamp(min=0.0)) + first * gaps.clamp(max=0.0)
 
     def upper_bound(
         self, batch: EventBatch, start: Float[Tensor, "B"], end: Float[Tensor, "B"]
     ) -> Float[Tensor, "B"]:
         """Return the largest hazard of the gaps from start to end; it rises within each bin."""
         just_after = torch.nextafter(start, start.new_tensor(torch.inf))
-        since, _ = self._past(batch, just_after[:, None])
-        until = since + (end - start).clamp(min=0.0)[:, None]
+        since = self._past(batch, just_after[:, None])[0]
+        until = (since + (end - start).clamp(min=0.0)[:, None]).clamp(min=0.0)
         edges = self.gaps.edges.to(start.device)
         peaks = self.gaps.hazard(edges).expand(len(start), -1)
         met = (edges > since) & (edges < until)
@@ -225,7 +234,10 @@ class RenewalProcess(EventProcess):
     def _past(
         self, batch: EventBatch, query_times: Float[Tensor, "B M"]
     ) -> tuple[Float[Tensor, "B M"], Float[Tensor, "B M K"]]:
-        """Return the time since the last event, and the probabilities of the next type."""
+        """Return the time since the last event, and the probabilities of the next type.
+
+        Before the first event it is the time since the beginning, which may be negative.
+        """
         known = batch.count_before(query_times)
         last = (known - 1).clamp(min=0)
         times = batch.times.masked_fill(~batch.mask, 0.0).gather(1, last)
@@ -237,4 +249,4 @@ class RenewalProcess(EventProcess):
             self.transition.to(times.device)[types],
             self.initial.to(times.device),
         )
-        return (query_times - times).clamp(min=0.0), marks
+        return query_times - times, marks

@@ -1,5 +1,6 @@
 """Point processes with a neural network."""
 
+from osciformer.events.neural.blended import BlendConfig, BlendedEventProcess
 from osciformer.events.neural.config import EventModelConfig
 from osciformer.events.neural.encoder import EventEncoder, EventStates
 from osciformer.events.neural.factory import make_event_model
@@ -12,6 +13,8 @@ from osciformer.events.neural.heads import (
 from osciformer.events.neural.process import NeuralEventProcess
 
 __all__ = [
+    "BlendConfig",
+    "BlendedEventProcess",
     "EventEncoder",
     "EventHead",
     "EventModelConfig",

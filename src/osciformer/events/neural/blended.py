@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Self, get_args
 
 import torch
 from torch import nn
@@ -42,12 +42,14 @@ def companions_of(blend_with: str | Sequence[str] | None, num_types: int) -> tup
     """
     if blend_with is None:
         return ()
-    if blend_with == "auto":
-        several = ("repeat",) if num_types > 1 else ()
-        return ("renewal", *several, *(("hawkes",) if num_types <= MOST_TYPES_OF_HAWKES else ()))
+    if not isinstance(blend_with, str | Sequence):
+        raise TypeError(f"blend_with must be 'auto', names or None; got {blend_with!r}")
     names = (blend_with,) if isinstance(blend_with, str) else tuple(blend_with)
     for name in names:
         check_choice("blend_with", name, ("auto", *get_args(Companion)))
+    if names == ("auto",):
+        several = ("repeat",) if num_types > 1 else ()
+        return ("renewal", *several, *(("hawkes",) if num_types <= MOST_TYPES_OF_HAWKES else ()))
     if len(set(names)) < len(names) or "auto" in names:
         raise ValueError(f"blend_with must be 'auto', or name each process once; got {names}")
     return names
@@ -60,15 +62,19 @@ def check_can_blend(network: NeuralEventProcess, validation: EventSequences) -> 
         network: The network, trained or not.
         validation: Sequences that it is not trained on.
     """
-    if not network.head.is_closed:
-        raise ValueError(
-            f"blend_with needs a head whose integrals have a closed form, 'mixture' or "
-            f"'exponential'; got {network.config.head!r}"
-        )
+    _check_head(network)
     if not bool((validation.lengths > 1).any()):
         raise ValueError(
             "blend_with needs validation sequences with two events or more, to find the weights; "
             "give validation_data or a larger validation_fraction, or blend_with=None"
+        )
+
+
+def _check_head(network: NeuralEventProcess) -> None:
+    if not network.head.is_closed:
+        raise ValueError(
+            f"blend_with needs a head whose integrals have a closed form, 'mixture' or "
+            f"'exponential'; got {network.config.head!r}"
         )
 
 
@@ -78,7 +84,7 @@ class BlendConfig:
 
     Attributes:
         network: Settings of the network.
-        companions: Kind of each classical process, and the shapes of its tensors by name.
+        companions: Name and kind of each classical process, and the shapes of its tensors by name.
     """
 
     network: EventModelConfig
@@ -106,6 +112,7 @@ class _Kept(nn.Module):
         self.kind = kind
         for name, tensor in tensors.items():
             self.register_buffer(name, tensor.detach().clone())
+        self._made: EventProcess | None = None
 
     @classmethod
     def of(cls, process: EventProcess) -> _Kept:
@@ -122,7 +129,11 @@ class _Kept(nn.Module):
                     "initial": process.initial,
                 },
             )
-        assert isinstance(process, HawkesProcess)
+        if not isinstance(process, HawkesProcess):
+            raise TypeError(
+                f"a network is blended with renewal and Hawkes processes; got "
+                f"{type(process).__name__}. BlendedProcess takes any, but cannot be saved"
+            )
         return cls("hawkes", {name: getattr(process, name) for name in _HAWKES})
 
     @classmethod
@@ -139,7 +150,20 @@ class _Kept(nn.Module):
 
     @property
     def process(self) -> EventProcess:
-        return _MAKERS[self.kind](dict(self.named_buffers()))
+        """The process, which is made once: its checks wait for a device."""
+        if self._made is None:
+            # A model may be cast; classical processes compute in double precision.
+            tensors = {name: tensor.double() for name, tensor in self.named_buffers()}
+            self._made = _MAKERS[self.kind](tensors)
+        return self._made
+
+    def _apply(self, *args: Any, **options: Any) -> Self:
+        self._made = None
+        return super()._apply(*args, **options)
+
+    def _load_from_state_dict(self, *args: Any, **options: Any) -> None:
+        self._made = None
+        super()._load_from_state_dict(*args, **options)
 
 
 _HAWKES = ("base", "branching", "decay")
@@ -161,7 +185,7 @@ class BlendedEventProcess(nn.Module, BlendedProcess):
 
     Args:
         network: The network, with a head that has integrals in closed form.
-        companions: Classical processes.
+        companions: Classical processes by name.
         weights: Of the network and of each of them [M].
     """
 
@@ -170,27 +194,30 @@ class BlendedEventProcess(nn.Module, BlendedProcess):
     def __init__(
         self,
         network: NeuralEventProcess,
-        companions: Sequence[RenewalProcess | HawkesProcess],
-        weights: Float[Tensor, "M"],
+        companions: Mapping[str, RenewalProcess | HawkesProcess],
+        weights: Sequence[float] | Float[Tensor, "M"],
     ) -> None:
-        check_members((network, *companions), weights)
-        self._put_together(network, [_Kept.of(process) for process in companions], weights)
+        weights = torch.as_tensor(weights, dtype=torch.float64)
+        _check_head(network)
+        check_members((network, *companions.values()), weights)
+        kept = {name: _Kept.of(process) for name, process in companions.items()}
+        self._put_together(network, kept, weights / weights.sum())
 
     def _put_together(
-        self, network: NeuralEventProcess, companions: Sequence[_Kept], weights: Tensor
+        self, network: NeuralEventProcess, kept: Mapping[str, _Kept], shares: Tensor
     ) -> None:
         nn.Module.__init__(self)
-        self.network, self.companions = network, nn.ModuleList(companions)
-        self.register_buffer("shares", weights.double() / weights.sum())
+        self.network, self.companions = network, nn.ModuleDict(kept)
+        self.register_buffer("shares", shares)
         self.num_types = network.num_types
 
     @classmethod
     def from_config(cls, config: BlendConfig) -> BlendedEventProcess:
         """Return a model without content, to load a state into."""
         model = cls.__new__(cls)
-        companions = [_Kept.empty(item) for item in config.companions]
-        weights = torch.ones(len(companions) + 1)
-        model._put_together(make_event_model(config.network), companions, weights)
+        kept = {item["name"]: _Kept.empty(item) for item in config.companions}
+        shares = torch.zeros(len(kept) + 1, dtype=torch.float64)
+        model._put_together(make_event_model(config.network), kept, shares)
         return model
 
     @classmethod
@@ -200,6 +227,8 @@ class BlendedEventProcess(nn.Module, BlendedProcess):
         names: Sequence[str],
         train: EventSequences,
         validation: EventSequences,
+        *,
+        batch_size: int = 64,
     ) -> BlendedEventProcess:
         """Return a trained network with classical processes; weights are fitted to other events.
 
@@ -208,6 +237,7 @@ class BlendedEventProcess(nn.Module, BlendedProcess):
             names: Which ones, as of `companions_of`.
             train: What the classical processes are fitted to.
             validation: What decides their settings and the weights.
+            batch_size: Sequences that the network reads at a time.
         """
         check_can_blend(network, validation)
         min_width = _GRID_STEPS * float(grid_step(torch.from_numpy(train.gaps[train.gaps > 0])))
@@ -218,30 +248,39 @@ class BlendedEventProcess(nn.Module, BlendedProcess):
             ),
             "hawkes": lambda: choose_hawkes(train, validation).process,
         }
-        companions = [makers[name]() for name in names]
-        members = (network.eval(), *companions)
-        densities = torch.stack([log_densities(member, validation) for member in members])
-        return cls(network, companions, fit_weights(densities))
+        companions = {name: makers[name]() for name in names}
+        densities = [
+            log_densities(member, validation, batch_size=batch_size)
+            for member in (network.eval(), *companions.values())
+        ]
+        blend = cls(network, companions, fit_weights(torch.stack(densities)))
+        return blend.to(network.device)
 
     @property
     def config(self) -> BlendConfig:
         """What it is made of."""
-        described = tuple(kept.describe() for kept in self._kept)
+        described = tuple({"name": name, **kept.describe()} for name, kept in self._kept.items())
         return BlendConfig(self.network.config, described)
 
     @property
-    def _kept(self) -> list[_Kept]:
-        return [kept for kept in self.companions if isinstance(kept, _Kept)]
+    def _kept(self) -> dict[str, _Kept]:
+        return {name: kept for name, kept in self.companions.items() if isinstance(kept, _Kept)}
 
     @property
     def members(self) -> tuple[EventProcess, ...]:
         """The network and the classical processes."""
-        return (self.network, *(kept.process for kept in self._kept))
+        return (self.network, *(kept.process for kept in self._kept.values()))
 
     @property
     def weights(self) -> Float[Tensor, "M"]:
         """Their weights."""
         return self.shares
+
+    @property
+    def named_weights(self) -> dict[str, float]:
+        """The weight of the `network`, and of each classical process by its name."""
+        names = ("network", *self.companions)
+        return dict(zip(names, self.shares.tolist(), strict=True))
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]

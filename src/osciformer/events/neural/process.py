@@ -216,11 +216,14 @@ class NeuralEventProcess(nn.Module, EventProcess):
         # Within one gap the integrals over earlier ones cancel to the last bit only if left out.
         same = (edges[0][1] == edges[1][1]) & (edges[0][1] > 0)
         earlier = before.gather(1, (edges[0][1] - 1).clamp(min=0))
-        return torch.where(
+        found = torch.where(
             same,
             (from_first[1] - earlier) - (from_first[0] - earlier),
             from_first[1] - from_first[0],
-        ).clamp(min=0.0)
+        )
+        # What lies before the first event must not know when that comes, not even by a bit.
+        found = torch.where(edges[1][1] == 0, base * (edges[1][0] - edges[0][0]), found)
+        return found.clamp(min=0.0)
 
     @contextmanager
     def remember(self, batch: EventBatch) -> Iterator[None]:
