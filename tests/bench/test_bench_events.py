@@ -180,6 +180,17 @@ def test_test_sequences_reach_neither_fit_nor_choice(toy_task, monkeypatch):
             assert one[key] == other[key]
 
 
+def test_likelihoods_alone_are_the_same_and_leave_out_the_rest(toy_task):
+    settings = {"training": {}, "folder": ""}
+    job = {"dataset": "folds", "model": "renewal_markov", "repeat": 1}
+    whole = cell_files.run_cell(job, settings)
+    alone = cell_files.run_cell(job, {**settings, "with_predictions": False})
+    for key in ("ll_micro", "ll_macro", "ll_error", "num_scored"):
+        assert alone[key] == whole[key]
+    left_out = {"accuracy", "accuracy_at_time", "time_rmse", "time_mae", "horizon", "never"}
+    assert {key for key in whole if alone[key] is None and whole[key] is not None} == left_out
+
+
 def test_settings_are_those_with_the_best_dev_likelihood(toy_task):
     parts = TASKS["folds"].load(1)
     rates = {"slow": PoissonProcess([0.1, 0.1]), "right": PoissonProcess.fit(parts.train)}
@@ -405,8 +416,10 @@ def test_the_page_marks_the_best_and_what_is_within_the_spread(toy_task):
     assert "failed: folds, mtan, 1: MemoryError: too much" in page
     assert "| mTAN |" not in page
     fewer = report.markdown(rows[:-2], speeds, "osciformer bench events")
-    assert "| renewal x Markov | -0.500 \\* (1) |" in fewer
-    assert "folds: 0.600 nats behind renewal x Markov (± 0.100), within the spread." in page
+    assert "| renewal x Markov | -0.500 (1) |" in fewer
+    said = "folds, beside renewal x Markov: mixture 0.600 behind (± 0.100, within the spread)."
+    assert said in page
+    assert "folds, beside RMTPP: mixture 0.025 ahead (± 0.075, within the spread)." in fewer
     content = report.document(rows, speeds, "osciformer bench events")
     assert content["summary"]["folds"]["rmtpp"]["reference_ahead"]["mean"] == pytest.approx(0.025)
     assert len(content["rows"]) == 7

@@ -19,7 +19,7 @@ from osciformer.bench.events.summary import (
     by_model,
     differences,
     good_rows,
-    is_random,
+    is_constant,
     kind_of,
     spread_of,
     title_of,
@@ -46,13 +46,14 @@ All neural models have the same epochs, patience, batches and learning rates to 
 the width 64 (ContiFormer 32) or one of those named below. **Blended** is a network
 and the classical processes of `blend_with="auto"` as one, by weights that the dev part decides.
 
-Bold: the best neural model. \\*: the best of all fitted models. **Δ LL** is how much better
-OsciFormer with the mixture head is, paired over folds or seeds, ± its standard error; ≈ where 0
-lies within the 95 % interval of Student's t, which knows folds or seeds and not the size of the
-test part. Models without randomness have one run where only seeds differ. A row "head by dev"
-takes, at each repeat, the head of OsciFormer with the best dev LL. In brackets: how many runs
-there are, where that is fewer than of others. Seconds of an epoch are those of training alone,
-one model at a time (`--speed`); a dash where that was not measured."""
+Bold: the best neural model. \\*: the best of all fitted models; both of those with all runs.
+**Δ LL** is how much better OsciFormer with the mixture head is, paired over folds or seeds, ± its
+standard error; ≈ where 0 lies within the 95 % interval of Student's t, which knows folds or seeds
+and not the size of the test part. Models without randomness have one run where only seeds differ. A
+row "head by dev" takes, at each repeat, the head of OsciFormer with the best dev LL; the dev LL of
+a blended row is that of its network alone. In brackets: how many runs there are, where that is
+fewer than of others. Seconds of an epoch are those of training alone, one model at a time
+(`--speed`); a dash where that was not measured."""
 
 
 def markdown(rows: Sequence[Row], speeds: Sequence[Row], command: str) -> str:
@@ -95,8 +96,8 @@ def _overview(rows: Sequence[Row], datasets: Sequence[str], key: str) -> list[st
         for dataset in datasets:
             found = len(cells[dataset].get(name, {}))
             wanted = max(len(of_model) for of_model in cells[dataset].values())
-            is_constant = TASKS[dataset].repeat == "seed" and not is_random(name)
-            short = f" ({found})" if 0 < found < wanted and not is_constant else ""
+            is_short = 0 < found < wanted and not is_constant(name, dataset)
+            short = f" ({found})" if is_short else ""
             line.append(_score(cells[dataset], name, key) + short)
         body.append(line)
     return _markdown_table(["model", *(TASKS[dataset].title for dataset in datasets)], body)
@@ -124,26 +125,34 @@ def _first(cells: dict[str, dict[int, Row]]) -> Row:
 
 
 def _verdicts(rows: Sequence[Row], datasets: Sequence[str]) -> list[str]:
-    """Return a sentence per data set about OsciFormer and the best of the others."""
+    """Return a sentence per data set about OsciFormer's rows and the best of the others."""
     lines = []
     for dataset in datasets:
         cells = by_model(rows, dataset)
         others = {n: c for n, c in cells.items() if not n.startswith(REFERENCE)}
         best = best_of(others, "ll_micro", _FITTED)
-        found = differences(rows, dataset).get(best or "")
-        if best is None or found is None:
+        if best is None:
             continue
-        how = "ahead of" if found.mean > 0 else "behind"
-        text = f"- {TASKS[dataset].title}: {abs(found.mean):.3f} nats {how} {title_of(best)}"
-        if found.error is None:
-            text += ", by a single run"
-        else:
-            text += f" (± {found.error:.3f})"
-            text += ", within the spread" if found.is_within_spread else ""
-        lines.append(text + ".")
+        compared = [
+            (title_of(name).removeprefix("OsciFormer, "), found[best])
+            for name in _names(cells)
+            if name.startswith(REFERENCE) and name != CHOSEN_HEAD
+            for found in [differences(rows, dataset, reference=name)]
+            if best in found
+        ]
+        if compared:
+            said = "; ".join(f"{title} {_ahead(found)}" for title, found in compared)
+            lines.append(f"- {TASKS[dataset].title}, beside {title_of(best)}: {said}.")
     if not lines:
         return []
-    return ["OsciFormer with the mixture head beside the best other fitted model:", "", *lines]
+    return ["OsciFormer beside the best other fitted model, in nats per event:", "", *lines]
+
+
+def _ahead(found: Difference) -> str:
+    text = f"{abs(found.mean):.3f} {'ahead' if found.mean > 0 else 'behind'}"
+    if found.error is None:
+        return text + " by a single run"
+    return f"{text} (± {found.error:.3f}{', within the spread' if found.is_within_spread else ''})"
 
 
 def _notes(rows: Sequence[Row], dataset: str) -> list[str]:

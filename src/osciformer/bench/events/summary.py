@@ -138,18 +138,26 @@ def difference(
     return Difference(statistics.fmean(values), error, len(values))
 
 
-def differences(rows: Sequence[Row], dataset: str, key: str = "ll_micro") -> dict[str, Difference]:
-    """Return how much better the reference is than each other model of a data set."""
+def differences(
+    rows: Sequence[Row], dataset: str, key: str = "ll_micro", *, reference: str = REFERENCE
+) -> dict[str, Difference]:
+    """Return how much better a reference is than each other model of a data set.
+
+    Args:
+        rows: Cells.
+        dataset: The data set.
+        key: The score.
+        reference: Name of a model.
+    """
     cells = by_model(rows, dataset)
-    reference = cells.get(REFERENCE)
-    if not reference:
+    of_reference = cells.get(reference)
+    if not of_reference:
         return {}
     found = {}
     for name, others in cells.items():
-        if name == REFERENCE:
+        if name == reference:
             continue
-        is_constant = TASKS[dataset].repeat == "seed" and not is_random(name)
-        entry = difference(reference, others, key, is_constant=is_constant)
+        entry = difference(of_reference, others, key, is_constant=is_constant(name, dataset))
         if entry is not None:
             found[name] = entry
     return found
@@ -158,6 +166,11 @@ def differences(rows: Sequence[Row], dataset: str, key: str = "ll_micro") -> dic
 def is_random(name: str) -> bool:
     """Return whether a row of the table depends on a seed."""
     return name == CHOSEN_HEAD or find_model(name).is_random
+
+
+def is_constant(name: str, dataset: str) -> bool:
+    """Return whether all repeats of a row would be alike, so that there is one."""
+    return TASKS[dataset].repeat == "seed" and not is_random(name)
 
 
 def kind_of(name: str) -> str:
@@ -171,10 +184,17 @@ def title_of(name: str) -> str:
 
 
 def best_of(cells: dict[str, dict[int, Row]], key: str, kinds: Sequence[str]) -> str | None:
-    """Return the model with the best mean of a score among some kinds, or None."""
+    """Return the model with the best mean of a score among some kinds, or None.
+
+    Those with fewer runs than others are left out, unless their runs would all be alike.
+    """
+    most = max((len(of_model) for of_model in cells.values()), default=0)
     means = {}
     for name, of_model in cells.items():
         spread = spread_of(of_model, key)
-        if spread is not None and kind_of(name) in kinds:
+        if spread is None or kind_of(name) not in kinds:
+            continue
+        dataset = next(iter(of_model.values()))["dataset"]
+        if len(of_model) == most or is_constant(name, dataset):
             means[name] = spread.mean if SCORES[key] else -spread.mean
     return max(means, key=lambda name: means[name]) if means else None
