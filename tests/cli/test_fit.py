@@ -98,6 +98,31 @@ def test_flags_win_over_the_yaml_file(cli: Call, tables: Path, tmp_path: Path) -
     assert (params["weight_averaging"], params["statistics"]) == (0.5, ["std", "age"])
 
 
+@pytest.mark.parametrize(
+    ("text", "given", "used"), [("auto", "auto", 0.5), ("0", 0.0, 0.0), ("0.2", 0.2, 0.2)]
+)
+def test_foresight_is_a_number_or_left_open(
+    text: str, given: Any, used: float, cli: Call, tables: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    outcome = cli("fit", tables / "wide.csv", *ILL, *TINY, "--foresight", text, "-o", run)
+    assert outcome.code == 0, outcome.err
+    content = load_model(run / "model.safetensors").content
+    assert (content["params"]["foresight"], content["model"]["foresight"]) == (given, used)
+
+
+def test_foresight_of_another_kind_or_task_is_refused(
+    cli: Call, tables: Path, tmp_path: Path
+) -> None:
+    call = ["fit", tables / "wide.csv", *TINY, "-o", tmp_path / "run"]
+    outcome = cli(*call, *ILL, "--foresight=much")
+    assert outcome.code == 2
+    assert "--foresight must be a number, auto; got 'much'" in outcome.err
+    outcome = cli(*call, "--task=forecasting", "--id=who", "--time=hour", "--foresight=0")
+    assert outcome.code == 2
+    assert "--foresight is a setting of classification and regression" in outcome.err
+
+
 def test_labels_may_come_from_another_table(cli: Call, tables: Path, tmp_path: Path) -> None:
     labels = ["--labels", tables / "outcomes.csv", "--labels-id=patient", "--target=ill"]
     narrow = ["--variable=variable", "--value=value", "--id=who", "--time=hour"]
@@ -284,6 +309,26 @@ def test_run_with_defaults_of_an_older_version_goes_on_with_them(
     assert outcome.code == 1
     assert "rate was 0.002, is 0.001; weight_averaging was 0.0, is 0.99" in outcome.err
     outcome = cli(*call, "--weight-averaging=0", "--learning-rate=0.002")
+    assert outcome.code == 0, outcome.err
+
+
+def test_run_from_before_foresight_goes_on_without_it(
+    cli: Call, tables: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    begun = cli("fit", tables / "wide.csv", *ILL, *TINY, "--foresight=0", "-o", run)
+    assert begun.code == 0, begun.err
+    checkpoint = torch.load(run / "last.ckpt", weights_only=True)
+    del checkpoint["osciformer.setup"]["foresight"]
+    torch.save(checkpoint, run / "last.ckpt")
+    settings = yaml.safe_load((run / "config.yaml").read_text())
+    del settings["foresight"]
+    (run / "config.yaml").write_text(yaml.safe_dump(settings))
+    call = ["fit", "--resume", "-o", run, "--progress=none"]
+    outcome = cli(*call)
+    assert outcome.code == 1
+    assert "foresight was 0.0, is 0.5" in outcome.err
+    outcome = cli(*call, "--foresight=0")
     assert outcome.code == 0, outcome.err
 
 

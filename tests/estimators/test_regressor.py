@@ -41,6 +41,19 @@ def test_saved_model_predicts_the_same_bits(fitted: OsciFormerRegressor, tmp_pat
     assert (again.predict(X) == fitted.predict(X)).all()
 
 
+def test_foresight_is_a_second_aim_of_regression_too(fitted: OsciFormerRegressor) -> None:
+    assert fitted.model_.config.foresight == 0.5
+    X = levels(20)
+    plain, keen = (OsciFormerRegressor(**TINY, foresight=weight).fit(X) for weight in (0, 4.0))
+    assert plain.model_.foresight is None
+    assert (plain.predict(X) != keen.predict(X)).any()
+    # The losses of the history are those of the targets: of the same weights, they are the same.
+    still = {**TINY, "max_epochs": 1, "batch_size": 20, "learning_rate": 1e-12}
+    still |= {"dropout": 0.0, "observation_dropout": 0.0, "validation_fraction": 0.0}
+    shy, keen = (OsciFormerRegressor(**still, foresight=weight).fit(X) for weight in (0.1, 4.0))
+    assert keen.history_[0]["train_loss"] == pytest.approx(shy.history_[0]["train_loss"])
+
+
 @pytest.mark.parametrize("criterion", ["huber", "mse"])
 def test_several_targets(criterion: str) -> None:
     X = levels(20)

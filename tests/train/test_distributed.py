@@ -61,3 +61,12 @@ def test_average_of_pieces_is_that_of_the_whole(results: dict[str, Any]) -> None
             results["one-0"]["average"], results[f"two-{rank}"]["average"], strict=True
         ):
             torch.testing.assert_close(two, one, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.dist
+def test_foresight_of_two_processes_is_that_of_one(results: dict[str, Any]) -> None:
+    weights, losses = results["one-0"]["foresight"]
+    for rank in (0, 1):
+        torch.testing.assert_close(
+            results[f"two-{rank}"]["foresight"], (weights, losses), rtol=1e-4, atol=1e-5
+        )

@@ -9,11 +9,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import distributed, nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 
-from osciformer.train import TrainConfig, fit
+from osciformer.data import IrregularSeries
+from osciformer.models import SeriesModel, SeriesModelConfig
+from osciformer.train import Classification, SeriesSource, TrainConfig, fit
 from osciformer.train.averaging import WeightAverage, _whole_parameters
 
 
@@ -79,6 +82,31 @@ def assemble(
     return model, WeightAverage(0.7), trainer, torch.optim.SGD(model.parameters(), lr=0.1)
 
 
+def learn_foresight() -> tuple[dict[str, torch.Tensor], list[float]]:
+    """Return the weights and losses of a model that also learns to foresee.
+
+    Batches hold two series, in the order of their lengths. So in the first step the first of two
+    processes has a single row: nothing to foresee, and no gap of time that a frequency would need.
+    """
+    generator = np.random.default_rng(0)
+    lengths = (1, 4, 5, 6, 7, 9, 10, 14)
+    times = [np.sort(generator.uniform(0, 5, n)) for n in lengths]
+    values = [generator.normal(size=(n, 2)) for n in lengths]
+    series = IrregularSeries.from_arrays(times, values, labels=np.arange(8) % 2)
+    config = TrainConfig(max_epochs=2, batch_size=2, learning_rate=0.02, accelerator="cpu")
+    torch.manual_seed(0)
+    steady = {"dropout": 0.0, "observation_dropout": 0.0}
+    model = SeriesModel(
+        SeriesModelConfig(input_dim=2, output_dim=2, dim=8, foresight=2.0, **steady)  # type: ignore[arg-type]
+    )
+    start = {name: weight.clone() for name, weight in model.state_dict().items()}
+    source = SeriesSource(series, config.batch_size, labels=series.labels, shuffle=False)
+    result = fit(model, Classification(2), source, None, config)
+    weights = result.model.state_dict()
+    assert not torch.equal(weights["foresight.head.1.weight"], start["foresight.head.1.weight"])
+    return weights, [row["train_loss"] for row in result.history]
+
+
 def main(target: str) -> None:
     toy = load_toy()
     config = TrainConfig(
@@ -91,6 +119,7 @@ def main(target: str) -> None:
             "weights": result.model.state_dict(),
             "history": result.history,
             "average": average(),
+            "foresight": learn_foresight(),
         },
         f"{target}-{os.environ.get('RANK', '0')}.pt",
     )

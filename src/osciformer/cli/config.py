@@ -18,7 +18,9 @@ FREE_TO_CHANGE = frozenset(
     | {"accelerator", "devices", "num_nodes", "strategy", "num_workers"}
 )
 # Their defaults were others once; what a run had that was not given them, its checkpoint tells.
-_TOLD_BY_THE_CHECKPOINT = frozenset({"learning_rate", "statistics", "weight_averaging"})
+_TOLD_BY_THE_CHECKPOINT = frozenset(
+    {"foresight", "keep_latest", "learning_rate", "statistics", "weight_averaging"}
+)
 _WANTED = {
     "whole": "a whole number",
     "number": "a number",

@@ -240,6 +240,14 @@ MODEL_SETTINGS = _in_panel(
         tasks=SERIES_TASKS,
     ),
     Setting(
+        "foresight",
+        "number",
+        "Weight of predicting the next measurements as a second aim; auto: 0.5 for osciformer.",
+        "auto",
+        is_automatic=True,
+        tasks=SERIES_TASKS,
+    ),
+    Setting(
         "quantiles",
         "numbers",
         "Levels to predict, with 0.5 among them.",
@@ -289,6 +297,13 @@ TRAINING_SETTINGS = _in_panel(
     Setting("validation_fraction", "number", "Part kept for early stopping.", 0.1),
     _automatic("patience", "Epochs without improvement: a number, auto or none.", is_optional=True),
     Setting("monitor", "text", "Metric that picks the best epoch.", "auto"),
+    Setting(
+        "keep_latest",
+        "switch",
+        "Keep the latest epoch within a standard error of the best.",
+        True,
+        tasks=SERIES_TASKS,
+    ),
     Setting(
         "class_weight",
         "mapping",

@@ -7,6 +7,7 @@ from torch import nn
 
 from osciformer._types import Float, Tensor
 from osciformer.models.factory import make_backbone
+from osciformer.models.foresight import Foresight, SideLoss
 from osciformer.models.inputs import SeriesInputs, static_columns
 from osciformer.models.pooling import pool_states, summarise_series
 from osciformer.models.task_batch import SeriesBatch
@@ -21,6 +22,7 @@ class SeriesModel(TaskModel):
     are pooled, and a small network maps the pooled states, the static features and, if asked for,
     statistics of the series to the outputs. Values and static features should be scaled to zero
     mean. Call `fit_time_scale` once with the training times, before the optimizer is built.
+    Training is by `learn`, which besides the outputs gives the loss of `Foresight`.
 
     Args:
         config: The configuration.
@@ -51,9 +53,33 @@ class SeriesModel(TaskModel):
             nn.Dropout(config.dropout),
             nn.Linear(config.dim, config.output_dim),
         )
+        self.foresight: Foresight | None = None
+        if config.foresight > 0:
+            self.foresight = Foresight(config.dim, config.input_dim, dropout=config.dropout)
 
     def forward(self, batch: SeriesBatch) -> Float[Tensor, "B O"]:
         """Return the outputs; a series without observations has only its static features."""
+        return self._encode(batch)[0]
+
+    def learn(self, batch: SeriesBatch) -> tuple[Float[Tensor, "B O"], SideLoss | None]:
+        """Return the outputs and, if it is configured, how well the states foresee what follows.
+
+        The targets are all that was measured, also what is hidden from the states in training.
+        """
+        outputs, states = self._encode(batch)
+        if self.foresight is None:
+            return outputs, None
+        side = self.foresight(
+            states,
+            batch.values,
+            batch.times,
+            batch.mask,
+            self.inputs.age_scale,
+            weight=self.config.foresight,
+        )
+        return outputs, side
+
+    def _encode(self, batch: SeriesBatch) -> tuple[Float[Tensor, "B O"], Float[Tensor, "B N D"]]:
         values, times, mask = self.inputs.rows(batch)
         static = self.inputs.static(batch)
         states = self.backbone.encode(self.inputs(values, times, mask), times, mask, static).states
@@ -65,5 +91,4 @@ class SeriesModel(TaskModel):
                 values, times, mask, self.config.statistics, self.inputs.age_scale
             )
             features.append(statistics.to(states.dtype))
-        outputs: Tensor = self.head(torch.cat(features, dim=-1))
-        return outputs
+        return self.head(torch.cat(features, dim=-1)), states

@@ -10,6 +10,7 @@ from typing import Any, Literal, Self, get_args
 
 from osciformer.models.config import OsciFormerConfig
 from osciformer.nn.checks import check_choice
+from osciformer.ops.attention.step import STREAMING_QUERIES
 
 BackboneName = Literal["osciformer", "transformer", "gru_d", "contiformer"]
 Pool = Literal["last", "mean", "max"]
@@ -112,6 +113,8 @@ class SeriesModelConfig(TaskConfig):
         skip: Also give the head simple statistics of the series.
         statistics: Which ones, see `summarise_series`: any of `last, mean, min, max, rise, count,
             std, age, first`.
+        foresight: Weight of the loss of predicting the next measurements, see `Foresight`; 0 for
+            none. It needs a backbone that `is_causal`.
         dim: This, `num_heads` and `dropout` are lower than those of `TaskConfig`: with one target a
             series there is less to learn from.
 
@@ -128,6 +131,7 @@ class SeriesModelConfig(TaskConfig):
     skip: bool = True
     # What models have whose files name none; so this must stay, whatever estimators prefer.
     statistics: tuple[str, ...] = ("last", "mean", "min", "max", "rise", "count")
+    foresight: float = 0.0
     dim: int = 32
     num_heads: int = 1
     dropout: float = 0.2
@@ -137,8 +141,28 @@ class SeriesModelConfig(TaskConfig):
         super().__post_init__()
         if self.output_dim < 1:
             raise ValueError(f"output_dim must be at least 1; got {self.output_dim}")
+        if not 0.0 <= self.foresight < float("inf"):
+            raise ValueError(f"foresight must be finite and not negative; got {self.foresight}")
+        if self.foresight and not self.is_causal:
+            raise ValueError(
+                f"foresight={self.foresight} needs states that do not know what follows, and those "
+                f"of {self.backbone} with {dict(self.backbone_options)} do; give foresight=0, or "
+                "direction='causal' among the backbone_options, and no query='ridge'"
+            )
         self._check_kinds("pool", get_args(Pool))
         self._check_kinds("statistics", get_args(Statistic), "; for none there is skip=False")
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether the state at a row depends on no row of a later time."""
+        options = dict(self.backbone_options)
+        if self.backbone != "osciformer":
+            usual = "bidirectional" if self.backbone == "transformer" else "causal"
+            return bool(options.get("direction", usual) == "causal")
+        preset = options.pop("preset", "default")
+        inner = OsciFormerConfig.from_preset(preset, input_dim=self.input_dim, **options)
+        # A query that cannot be streamed is fitted to the whole series, in either direction.
+        return inner.direction == "causal" and inner.query in STREAMING_QUERIES
 
     def _check_kinds(self, name: str, allowed: tuple[str, ...], hint: str = "") -> None:
         given = getattr(self, name)

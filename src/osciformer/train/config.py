@@ -34,6 +34,9 @@ class TrainConfig:
             early stopping.
         monitor: Validation metric that decides which epoch is best; `auto` asks the task.
         restore_best: Return the weights of the best epoch, not those of the last.
+        keep_latest: Take for the best epoch the latest one whose validation metric is worse than
+            the best by no more than its standard error. A small validation part cannot tell such
+            epochs apart, and the later ones have the smaller learning rates.
         precision: `32-true`, `bf16-mixed` or `16-mixed`.
         accelerator: `auto` (a GPU if there is one), `cpu` or `gpu`.
         devices: Processes on each machine; under `torchrun` it decides, and this is not looked at.
@@ -59,6 +62,7 @@ class TrainConfig:
     patience: int | None = 5
     monitor: str = "auto"
     restore_best: bool = True
+    keep_latest: bool = False
     precision: Precision = "32-true"
     accelerator: Accelerator = "auto"
     devices: int = 1

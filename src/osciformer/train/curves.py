@@ -24,6 +24,26 @@ def auroc(is_positive: Bool[np.ndarray, "n"], score: Float[np.ndarray, "n"]) -> 
     return float((positives * (below + 0.5 * negatives)).sum() / (total[0] * total[1]))
 
 
+def auroc_error(area: float, num_positive: int, num_negative: int) -> float:
+    """Return the standard error of an area, by Hanley and McNeil (1982); NaN without a class.
+
+    Args:
+        area: The area under the receiver operating characteristic.
+        num_positive: Positives it was found with.
+        num_negative: Negatives.
+
+    Example:
+        >>> round(auroc_error(0.85, 50, 310), 3)
+        0.035
+    """
+    if min(num_positive, num_negative) < 1:
+        return float("nan")
+    above, below = area / (2.0 - area), 2.0 * area**2 / (1.0 + area)
+    variance = area * (1.0 - area)
+    variance += (num_positive - 1) * (above - area**2) + (num_negative - 1) * (below - area**2)
+    return float(np.sqrt(max(0.0, variance) / (num_positive * num_negative)))
+
+
 def average_precision(is_positive: Bool[np.ndarray, "n"], score: Float[np.ndarray, "n"]) -> float:
     """Return the mean precision over the positives, the area under precision and recall.
 

@@ -78,7 +78,8 @@ def fit(
     would.
 
     Args:
-        model: Takes a `Batch`, returns what the task wants. Trained in place.
+        model: Takes a `Batch`, returns what the task wants. Trained in place. If it has a method
+            `learn`, that is called in training; it also returns a `SideLoss`, or None.
         task: Loss and metrics.
         train: Training batches.
         validation: Validation batches, for early stopping and the choice of the best epoch.
@@ -107,10 +108,10 @@ def fit(
     checkpoint = None if resume is None else run_folder.find_checkpoint(resume)
     setup = run_folder.describe_setup(model, task, settings or {})
     if checkpoint is not None:
-        run_folder.check_checkpoint(checkpoint, config, setup)
+        run_folder.check_checkpoint(checkpoint, config, setup, model)
     folder = None if run_dir is None else Path(run_dir)
     monitor = None if validation is None else task.resolve_monitor(config.monitor)
-    journal = journals.Journal(monitor, config.patience, config.restore_best)
+    journal = journals.Journal(monitor, config.patience, config.restore_best, config.keep_latest)
     callbacks: list[Any] = [journal]
     if config.weight_averaging:
         callbacks.insert(0, averaging.WeightAverage(config.weight_averaging))

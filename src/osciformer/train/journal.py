@@ -28,6 +28,8 @@ class Journal(pl.Callback):
         monitor: The metric that decides, or None if there is no validation.
         patience: Epochs without a better one after which training stops; None for no stopping.
         restore_best: Keep the weights of the best epoch.
+        keep_latest: Take for the best epoch the latest one that is worse than the best by no more
+            than the standard error of the metric, where that is known.
 
     Attributes:
         history: One dict of numbers per finished epoch.
@@ -36,11 +38,19 @@ class Journal(pl.Callback):
         stopped_early: Whether patience ran out.
     """
 
-    def __init__(self, monitor: str | None, patience: int | None, restore_best: bool) -> None:
+    def __init__(
+        self,
+        monitor: str | None,
+        patience: int | None,
+        restore_best: bool,
+        keep_latest: bool = False,
+    ) -> None:
         self.monitor, self.patience, self.restore_best = monitor, patience, restore_best
+        self.keep_latest = keep_latest
         self.history: list[dict[str, float]] = []
         self.best_epoch = -1
         self.best_value = math.nan
+        self.best_error = 0.0
         self.best_weights: dict[str, Tensor] | None = None
         self.weights: dict[str, Tensor] | None = None
         self.stopped_early = False
@@ -74,8 +84,13 @@ class Journal(pl.Callback):
         if self.monitor is None:
             return
         value = pl_module.metrics[self.monitor]
-        if self._is_better(value):
-            self.best_epoch, self.best_value = len(self.history) - 1, value
+        is_better = self._is_better(value)
+        if is_better:
+            self.best_value = value
+            error = pl_module.errors.get(self.monitor, 0.0) if self.keep_latest else 0.0
+            self.best_error = error if math.isfinite(error) else 0.0
+        if is_better or self._is_hardly_worse(value):
+            self.best_epoch = len(self.history) - 1
             if self.restore_best:
                 self.best_weights = current_weights(trainer)
         waited = len(self.history) - 1 - self.best_epoch
@@ -99,12 +114,16 @@ class Journal(pl.Callback):
             return value > self.best_value
         return value < self.best_value
 
+    def _is_hardly_worse(self, value: float) -> bool:
+        return self.best_error > 0.0 and abs(value - self.best_value) <= self.best_error
+
     def state_dict(self) -> dict[str, Any]:
         """Return what a continued run needs."""
         return {
             "history": self.history,
             "best_epoch": self.best_epoch,
             "best_value": self.best_value,
+            "best_error": self.best_error,
             "best_weights": self.best_weights,
         }
 

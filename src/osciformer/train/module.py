@@ -36,6 +36,7 @@ class TrainingModule(pl.LightningModule):
     Attributes:
         train_loss: Mean training loss of the last finished epoch.
         metrics: Validation metrics of the last validation, and `loss`.
+        errors: Standard errors of those for which they are known.
     """
 
     def __init__(self, model: nn.Module, task: Task, config: TrainConfig) -> None:
@@ -43,6 +44,7 @@ class TrainingModule(pl.LightningModule):
         self.model, self.task, self.config = model, task, config
         self.train_loss = float("nan")
         self.metrics: dict[str, float] = {}
+        self.errors: dict[str, float] = {}
         self._sums: Tensor | None = None
         self._scores: Scores | None = None
 
@@ -53,9 +55,26 @@ class TrainingModule(pl.LightningModule):
             self._sums = None
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """Return the mean loss of a step over the batches of all processes."""
-        total, count = self.task.loss(self.model(batch), batch)
+        """Return the mean loss of a step over the batches of all processes.
+
+        A model may have a method `learn`, which besides its output returns a `SideLoss` or None,
+        the same of both whatever is in the batch. The reported loss is that of the task alone.
+        """
+        learn = getattr(self.model, "learn", None)
+        output, side = (self.model(batch), None) if learn is None else learn(batch)
+        total, count = self.task.loss(output, batch)
         self._add(total, count)
+        loss = self._mean_of_all(total, count)
+        if side is not None:
+            loss = loss + side.weight * self._mean_of_all(side.total, side.count)
+        if self.trainer.world_size > 1 and self.config.strategy != "fsdp":
+            # DDP waits for a gradient of every parameter, and series of a single row use no
+            # frequency; so each parameter gets at least a zero.
+            loss = loss + 0.0 * sum(p.sum() for p in self.parameters() if p.requires_grad)
+        return loss
+
+    def _mean_of_all(self, total: Tensor, count: Tensor) -> Tensor:
+        """Return what has the gradient of the mean over the batches of all processes."""
         world_size = self.trainer.world_size
         if world_size > 1:
             # DDP takes the mean of the gradients of all processes, whose counts may differ.
@@ -93,6 +112,7 @@ class TrainingModule(pl.LightningModule):
             states = [None] * self.trainer.world_size
             distributed.all_gather_object(states, self._scores.state())
         self.metrics = {"loss": self._mean_loss(), **self._scores.result(states)}
+        self.errors = self._scores.errors(states)
         self._scores, self._sums = None, self._train_sums
 
     def configure_optimizers(self) -> Any:

@@ -7,7 +7,7 @@ import importlib.util
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, is_dataclass
+from dataclasses import MISSING, asdict, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -107,8 +107,17 @@ def find_checkpoint(resume: str | Path) -> Path:
     return path
 
 
-def check_checkpoint(path: Path, config: TrainConfig, setup: Mapping[str, Any]) -> None:
-    """Refuse a checkpoint that cannot be read, or that belongs to a run with other settings."""
+def check_checkpoint(
+    path: Path, config: TrainConfig, setup: Mapping[str, Any], model: nn.Module
+) -> None:
+    """Refuse a checkpoint that cannot be read, or that belongs to a run with other settings.
+
+    Args:
+        path: The checkpoint.
+        config: Settings of training.
+        setup: What `describe_setup` says.
+        model: The model that is to go on.
+    """
     try:
         # weights_only: nothing in the file is executed.
         found = torch.load(path, map_location="cpu", weights_only=True)
@@ -118,11 +127,26 @@ def check_checkpoint(path: Path, config: TrainConfig, setup: Mapping[str, Any]) 
         raise CheckpointError(f"{path} is not a checkpoint of osciformer.train.fit")
     conflicts = config.conflicts(found[CONFIG_KEY])
     conflicts += differences(found.get(SETUP_KEY, {}), setup)
+    conflicts += _newer_settings(found.get(SETUP_KEY, {}), model)
     if conflicts:
         raise CheckpointError(
             f"{path} belongs to a run with other settings: {'; '.join(conflicts)}. Use the same "
             "settings to continue it, or another run folder to start afresh"
         )
+
+
+def _newer_settings(before: Mapping[str, Any], model: nn.Module) -> list[str]:
+    """Return, in words, which settings of the model an older run lacks and did not have like this.
+
+    What it lacks, as an older version did not know it, had the default of the configuration.
+    """
+    config: Any = getattr(model, "config", None)
+    if not before or not is_dataclass(config) or not hasattr(config, "to_dict"):
+        return []
+    usual = {item.name: item.default for item in fields(config) if item.default is not MISSING}
+    lacked = {name: value for name, value in usual.items() if name not in before}
+    as_json = json.loads(json.dumps([lacked, config.to_dict()], default=str))
+    return differences(*as_json)
 
 
 def make_loggers(folder: Path | None) -> list[Any]:

@@ -11,7 +11,7 @@ import torch
 
 from osciformer._types import Float, Int, Tensor
 from osciformer.data.batches import Batch
-from osciformer.train.curves import auroc, average_precision
+from osciformer.train.curves import auroc, auroc_error, average_precision
 
 
 class Scores(ABC):
@@ -29,6 +29,11 @@ class Scores(ABC):
     @abstractmethod
     def result(states: Sequence[Any]) -> dict[str, float]:
         """Return the metrics of all processes together."""
+
+    @staticmethod
+    def errors(states: Sequence[Any]) -> dict[str, float]:
+        """Return standard errors of those metrics, and of the `loss`, for which they are known."""
+        return {}
 
 
 class _Collected(Scores):
@@ -59,6 +64,11 @@ class ClassScores(_Collected):
     def result(states: Sequence[Any]) -> dict[str, float]:
         """Return `accuracy`, `log_loss`, `auroc` and `auprc`."""
         return class_metrics(*_Collected._join(states))
+
+    @staticmethod
+    def errors(states: Sequence[Any]) -> dict[str, float]:
+        """Return those of `accuracy`, `log_loss`, the `loss` and, for two classes, `auroc`."""
+        return class_errors(*_Collected._join(states))
 
 
 def class_metrics(
@@ -95,6 +105,35 @@ def class_metrics(
         "auroc": float(np.mean([auroc(*pair) for pair in pairs])) if pairs else nothing,
         "auprc": float(np.mean([average_precision(*pair) for pair in pairs])) if pairs else nothing,
     }
+
+
+def class_errors(
+    logits: Float[np.ndarray, "n C"], labels: Int[np.ndarray, "n"]
+) -> dict[str, float]:
+    """Return standard errors of what `class_metrics` returns, due to the choice of series.
+
+    Args:
+        logits: Unnormalised log-probabilities of the C classes.
+        labels: The true classes, 0 to C - 1.
+
+    Returns:
+        Of `accuracy` and `log_loss`, of the `loss`, taken to be the log loss, and for two classes
+        of `auroc`; NaN where one class is absent.
+    """
+    found = class_metrics(logits, labels)
+    count = len(labels)
+    chance = torch.from_numpy(logits.astype(np.float64)).log_softmax(dim=1).numpy()
+    of_loss = float(chance[np.arange(count), labels].std() / np.sqrt(count))
+    share = found["accuracy"]
+    errors = {
+        "accuracy": float(np.sqrt(share * (1.0 - share) / count)),
+        "log_loss": of_loss,
+        "loss": of_loss,
+    }
+    if logits.shape[1] == 2:
+        positive = int((labels == 1).sum())
+        errors["auroc"] = auroc_error(found["auroc"], positive, count - positive)
+    return errors
 
 
 class RegressionScores(_Collected):
