@@ -41,7 +41,7 @@ def test_every_setting_of_the_estimator_has_a_flag(task: str) -> None:
     # averages, which the help states.
     sizes = {"dim", "num_heads", "num_layers"}
     training = {"learning_rate", "dropout", "observation_dropout", "weight_averaging"}
-    assert differ <= {"random_state", "scaling"} | sizes | training
+    assert differ <= {"random_state", "scaling", "keep_latest"} | sizes | training
 
 
 @pytest.mark.parametrize("task", TASKS)

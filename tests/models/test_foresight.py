@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -60,7 +61,7 @@ def expected_loss(head: torch.nn.Module, states: torch.Tensor, batch: Batch, gap
     total, count = 0.0, 0
     for b in range(len(batch.values)):
         rows = np.flatnonzero(batch.mask[b].numpy())
-        for before, row in zip(rows, rows[1:], strict=False):
+        for before, row in pairwise(rows):
             passed = float(batch.times[b, row] - batch.times[b, before])
             if passed <= 0:
                 continue

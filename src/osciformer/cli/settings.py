@@ -300,9 +300,9 @@ TRAINING_SETTINGS = _in_panel(
     Setting(
         "keep_latest",
         "switch",
-        "Keep the latest epoch within a standard error of the best.",
+        "Keep the latest epoch within a standard error of the best; off for forecasting, "
+        "imputation and events.",
         True,
-        tasks=SERIES_TASKS,
     ),
     Setting(
         "class_weight",
