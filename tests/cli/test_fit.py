@@ -41,7 +41,7 @@ def test_every_setting_of_the_estimator_has_a_flag(task: str) -> None:
     # averages, which the help states.
     sizes = {"dim", "num_heads", "num_layers"}
     training = {"learning_rate", "dropout", "observation_dropout", "weight_averaging"}
-    assert differ <= {"random_state", "scaling", "keep_latest"} | sizes | training
+    assert differ <= {"random_state", "scaling"} | sizes | training
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -98,17 +98,12 @@ def test_flags_win_over_the_yaml_file(cli: Call, tables: Path, tmp_path: Path) -
     assert (params["weight_averaging"], params["statistics"]) == (0.5, ["std", "age"])
 
 
-@pytest.mark.parametrize(
-    ("text", "given", "used"), [("auto", "auto", 0.5), ("0", 0.0, 0.0), ("0.2", 0.2, 0.2)]
-)
-def test_foresight_is_a_number_or_left_open(
-    text: str, given: Any, used: float, cli: Call, tables: Path, tmp_path: Path
-) -> None:
+def test_foresight_reaches_the_model(cli: Call, tables: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    outcome = cli("fit", tables / "wide.csv", *ILL, *TINY, "--foresight", text, "-o", run)
+    outcome = cli("fit", tables / "wide.csv", *ILL, *TINY, "--foresight=0.2", "-o", run)
     assert outcome.code == 0, outcome.err
     content = load_model(run / "model.safetensors").content
-    assert (content["params"]["foresight"], content["model"]["foresight"]) == (given, used)
+    assert content["params"]["foresight"] == content["model"]["foresight"] == 0.2
 
 
 def test_foresight_of_another_kind_or_task_is_refused(
@@ -117,7 +112,7 @@ def test_foresight_of_another_kind_or_task_is_refused(
     call = ["fit", tables / "wide.csv", *TINY, "-o", tmp_path / "run"]
     outcome = cli(*call, *ILL, "--foresight=much")
     assert outcome.code == 2
-    assert "--foresight must be a number, auto; got 'much'" in outcome.err
+    assert "--foresight must be a number; got 'much'" in outcome.err
     outcome = cli(*call, "--task=forecasting", "--id=who", "--time=hour", "--foresight=0")
     assert outcome.code == 2
     assert "--foresight is a setting of classification and regression" in outcome.err
@@ -316,19 +311,16 @@ def test_run_from_before_foresight_goes_on_without_it(
     cli: Call, tables: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    begun = cli("fit", tables / "wide.csv", *ILL, *TINY, "--foresight=0", "-o", run)
+    begun = cli("fit", tables / "wide.csv", *ILL, *TINY, "-o", run)
     assert begun.code == 0, begun.err
     checkpoint = torch.load(run / "last.ckpt", weights_only=True)
     del checkpoint["osciformer.setup"]["foresight"]
     torch.save(checkpoint, run / "last.ckpt")
-    settings = yaml.safe_load((run / "config.yaml").read_text())
-    del settings["foresight"]
-    (run / "config.yaml").write_text(yaml.safe_dump(settings))
     call = ["fit", "--resume", "-o", run, "--progress=none"]
-    outcome = cli(*call)
+    outcome = cli(*call, "--foresight=0.5")
     assert outcome.code == 1
     assert "foresight was 0.0, is 0.5" in outcome.err
-    outcome = cli(*call, "--foresight=0")
+    outcome = cli(*call)
     assert outcome.code == 0, outcome.err
 
 

@@ -129,15 +129,14 @@ def test_foresight_is_a_part_of_training_and_of_the_saved_model(tmp_path: Path) 
 
     X = two_levels(20, seed=2)
     model, other, without = (
-        OsciFormerClassifier(**TINY, foresight=weight).fit(X) for weight in ("auto", 3.0, 0)
+        OsciFormerClassifier(**TINY, foresight=weight).fit(X) for weight in (0.5, 3.0, 0)
     )
     assert (model.predict_proba(X) != other.predict_proba(X)).any()
     assert (model.predict_proba(X) != without.predict_proba(X)).any()
     assert without.model_.foresight is None
     again: Any = load_estimator(model.save(tmp_path / "model"))
     assert (again.predict_proba(X) == model.predict_proba(X)).all()
-    assert again.get_params()["foresight"] == "auto"
-    assert again.model_.config.foresight == 0.5
+    assert again.get_params()["foresight"] == again.model_.config.foresight == 0.5
     # Files from before there was any name none, and have no weights for it.
     saved = load_model(without.save(tmp_path / "model"))
     content = {**saved.content, "model": dict(saved.content["model"])}
@@ -149,39 +148,16 @@ def test_foresight_is_a_part_of_training_and_of_the_saved_model(tmp_path: Path) 
     assert (older.predict_proba(X) == without.predict_proba(X)).all()
 
 
-@pytest.mark.parametrize(
-    ("settings", "expected"),
-    [
-        ({}, 0.5),
-        ({"backbone_options": {"query": "ridge_causal"}}, 0.5),
-        ({"backbone_options": {"direction": None}}, 0.5),
-        ({"backbone_options": {"direction": "bidirectional"}}, 0.0),
-        ({"backbone_options": {"query": "ridge"}}, 0.0),
-        ({"backbone_options": {"preset": "paper"}}, 0.0),
-        ({"backbone_options": {"preset": "paper", "query": "hold"}}, 0.5),
-        ({"backbone": "gru_d"}, 0.0),
-        ({"backbone": "transformer", "backbone_options": {"direction": "causal"}}, 0.0),
-        ({"backbone": "gru_d", "foresight": 1}, 1.0),
-        ({"foresight": np.float32(0.25)}, 0.25),
-    ],
-    ids=str,
-)
-def test_foresight_is_left_to_the_backbone(settings: dict[str, Any], expected: float) -> None:
-    model = OsciFormerClassifier(**{**TINY, "max_epochs": 1, **settings}).fit(two_levels(12))
-    assert model.model_.config.foresight == expected
-    assert (model.model_.foresight is None) == (expected == 0)
-
-
 def test_run_from_before_foresight_goes_on_without_it(tmp_path: Path) -> None:
     X = two_levels(24)
     settings = {**TINY, "run_dir": tmp_path, "resume": True}
-    OsciFormerClassifier(**settings, foresight=0).fit(X)
+    OsciFormerClassifier(**settings).fit(X)
     checkpoint = torch.load(tmp_path / "last.ckpt", weights_only=True)
     del checkpoint["osciformer.setup"]["foresight"]
     torch.save(checkpoint, tmp_path / "last.ckpt")
     with pytest.raises(CheckpointError, match=r"settings: foresight was 0\.0, is 0\.5\. Use"):
-        OsciFormerClassifier(**settings).fit(X)
-    assert OsciFormerClassifier(**settings, foresight=0).fit(X).n_iter_ == 2
+        OsciFormerClassifier(**settings, foresight=0.5).fit(X)
+    assert OsciFormerClassifier(**settings).fit(X).n_iter_ == 2
 
 
 def test_average_of_the_weights_is_kept_by_default() -> None:
@@ -330,7 +306,7 @@ def test_interrupted_fit_can_be_used_and_continued(
         ({"pool": ("last",)}, r"pool was \['last', 'mean', 'max'\], is \['last'\]"),
         ({"weight_averaging": 0.0}, r"weight_averaging was 0\.99, is 0\.0"),
         ({"class_weight": "balanced"}, "class_weight was None, is 'balanced'"),
-        ({"foresight": 0.1}, r"foresight was 'auto', is 0\.1"),
+        ({"foresight": 0.1}, r"foresight was 0\.0, is 0\.1"),
     ],
     ids=lambda item: next(iter(item)) if isinstance(item, dict) else "",
 )
@@ -394,8 +370,8 @@ def test_all_values_missing_is_an_error() -> None:
         ({"validation_fraction": 1.0}, "validation_fraction must be from 0 to below 1; got 1.0"),
         ({"weight_averaging": 1.0}, "weight_averaging must be from 0 to below 1; got 1.0"),
         ({"statistics": ("median",)}, "statistics must be one of last, .*; got 'median'"),
-        ({"foresight": "automatic"}, "foresight must be a number or 'auto'; got 'automatic'"),
-        ({"foresight": None}, "foresight must be a number or 'auto'; got None"),
+        ({"foresight": "much"}, "foresight must be a number; got 'much'"),
+        ({"foresight": None}, "foresight must be a number; got None"),
         ({"foresight": -1.0}, r"foresight must be finite and not negative; got -1\.0"),
         (
             {"foresight": 0.5, "backbone_options": {"direction": "bidirectional"}},

@@ -29,13 +29,6 @@ def test_clone_has_the_parameters_and_nothing_learned(kind: Any) -> None:
     assert vars(copy).keys() == copy.get_params().keys()
 
 
-@pytest.mark.parametrize("kind", [OsciFormerClassifier, OsciFormerRegressor])
-@pytest.mark.parametrize("weight", ["auto", 0.1, 0])
-def test_foresight_is_a_parameter_that_is_kept_as_given(kind: Any, weight: Any) -> None:
-    assert kind().get_params()["foresight"] == "auto"
-    assert clone(kind(foresight=weight)).get_params()["foresight"] == weight
-
-
 @pytest.mark.parametrize("kind", ALL)
 def test_constructor_stores_what_it_gets(kind: Any) -> None:
     model = kind(dim="nonsense", learning_rate=-1)

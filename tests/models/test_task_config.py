@@ -103,3 +103,28 @@ def test_a_configuration_without_statistics_has_those_from_before_they_had_names
 def test_a_missing_setting_is_named():
     with pytest.raises(ValueError, match="output_dim must be given; got input_dim"):
         SeriesModelConfig.from_dict({"input_dim": 3})
+
+
+@pytest.mark.parametrize(
+    ("backbone", "options", "expected"),
+    [
+        ("osciformer", {}, True),
+        ("osciformer", {"query": "ridge_causal"}, True),
+        ("osciformer", {"direction": "bidirectional"}, False),
+        ("osciformer", {"query": "ridge"}, False),
+        ("osciformer", {"preset": "paper"}, False),
+        ("osciformer", {"preset": "paper", "query": "hold"}, True),
+        ("gru_d", {}, True),
+        ("gru_d", {"direction": "bidirectional"}, False),
+        ("transformer", {}, False),
+        ("transformer", {"direction": "causal"}, True),
+    ],
+)
+def test_foresight_needs_states_that_know_nothing_of_later_rows(backbone, options, expected):
+    settings = {"input_dim": 2, "output_dim": 1, "backbone": backbone, "backbone_options": options}
+    assert SeriesModelConfig(**settings).is_causal == expected
+    if expected:
+        assert SeriesModelConfig(**settings, foresight=1).foresight == 1
+    else:
+        with pytest.raises(ValueError, match="foresight=1 needs states"):
+            SeriesModelConfig(**settings, foresight=1)

@@ -242,9 +242,8 @@ MODEL_SETTINGS = _in_panel(
     Setting(
         "foresight",
         "number",
-        "Weight of predicting the next measurements as a second aim; auto: 0.5 for osciformer.",
-        "auto",
-        is_automatic=True,
+        "Weight of predicting the next measurements as a second aim of training.",
+        0.0,
         tasks=SERIES_TASKS,
     ),
     Setting(
@@ -298,11 +297,7 @@ TRAINING_SETTINGS = _in_panel(
     _automatic("patience", "Epochs without improvement: a number, auto or none.", is_optional=True),
     Setting("monitor", "text", "Metric that picks the best epoch.", "auto"),
     Setting(
-        "keep_latest",
-        "switch",
-        "Keep the latest epoch within a standard error of the best; off for forecasting, "
-        "imputation and events.",
-        True,
+        "keep_latest", "switch", "Keep the latest epoch within a standard error of the best.", False
     ),
     Setting(
         "class_weight",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from numbers import Real
 from typing import Any, ClassVar, get_args
 
 import numpy as np
@@ -13,7 +12,6 @@ from torch import nn
 from osciformer._types import Float, Int
 from osciformer.data.transforms import SeriesTransform
 from osciformer.estimators import data_access, inputs, targets
-from osciformer.estimators.automatic import Auto
 from osciformer.estimators.base import SeriesEstimator
 from osciformer.estimators.inputs import SeriesData
 from osciformer.models.series_model import SeriesModel
@@ -25,8 +23,6 @@ from osciformer.train.tasks import Task
 #: Where a series as a whole counts, values at the end of a gap tell a frequency, which averages
 #: over the gap hardly keep; and frequencies of rare short gaps are of no use.
 OSCIFORMER_DEFAULTS: Mapping[str, Any] = {"value": "point", "omega_range": "typical"}
-#: What `foresight="auto"` means, where it was found to help.
-FORESIGHT = 0.5
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -40,10 +36,7 @@ class SupervisedEstimator(SeriesEstimator):
             `max`, `rise` (last minus first), `count` (its logarithm), `std`, `age` (time since the
             last measurement) and `first`.
         foresight: Weight of a second aim of training, to predict the next measurements from what
-            came before; 0 for none; `auto` is 0.5 for `osciformer` whose states know nothing of
-            later times (`direction="causal"`, and another query than `ridge`), and 0 otherwise.
-            Neither `sample_weight` nor class weights weigh it, and the losses of the history are
-            those of the targets alone.
+            came before; 0 for none.
         dim: Width of the model.
         num_heads: Number of heads.
         dropout: Dropout of the model.
@@ -51,8 +44,6 @@ class SupervisedEstimator(SeriesEstimator):
         learning_rate: Highest learning rate.
         weight_averaging: Decay of an exponential average of the weights, which is what is validated
             and kept; from 0, for none, to below 1.
-        keep_latest: Take for the best epoch the latest one whose validation metric is worse than
-            the best by no more than its standard error, where that is known.
         backbone_options: Further settings of the backbone, by name; those in
             `OSCIFORMER_DEFAULTS` hold for `osciformer` unless they, or a preset, are given.
     """
@@ -60,14 +51,13 @@ class SupervisedEstimator(SeriesEstimator):
     pool: tuple[str, ...] = ("last", "mean", "max")
     skip: bool = True
     statistics: tuple[str, ...] = get_args(Statistic)
-    foresight: float | Auto = "auto"
+    foresight: float = 0.0
     dim: int = 32
     num_heads: int = 1
     dropout: float = 0.2
     scaling: str = "asinh"
     learning_rate: float = 1e-3
     weight_averaging: float = 0.99
-    keep_latest: bool = True
 
     model_class: ClassVar[type[nn.Module]] = SeriesModel
     config_class: ClassVar[Any] = SeriesModelConfig
@@ -111,7 +101,7 @@ class SupervisedEstimator(SeriesEstimator):
             pool=self.pool,
             skip=self.skip,
             statistics=self.statistics,
-            foresight=self._foresight(),
+            foresight=self.foresight,
         )
         shared: dict[str, Any] = {
             "seed": seed,
@@ -137,15 +127,6 @@ class SupervisedEstimator(SeriesEstimator):
                 **shared,
             )
         self._train(model, task, train_source, validation_source, config)
-
-    def _foresight(self) -> float:
-        """Return the weight as a number, whatever it was left to."""
-        if self.foresight == "auto":
-            config = SeriesModelConfig(**self._model_settings(), output_dim=1)
-            return FORESIGHT if self.backbone == "osciformer" and config.is_causal else 0.0
-        if not isinstance(self.foresight, Real):
-            raise ValueError(f"foresight must be a number or 'auto'; got {self.foresight!r}")
-        return float(self.foresight)
 
     def _model_settings(self) -> dict[str, Any]:
         settings = super()._model_settings()

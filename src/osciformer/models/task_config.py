@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from itertools import pairwise
+from numbers import Real
 from typing import Any, Literal, Self, get_args
 
 from osciformer.models.config import OsciFormerConfig
@@ -141,6 +142,8 @@ class SeriesModelConfig(TaskConfig):
         super().__post_init__()
         if self.output_dim < 1:
             raise ValueError(f"output_dim must be at least 1; got {self.output_dim}")
+        if not isinstance(self.foresight, Real):
+            raise ValueError(f"foresight must be a number; got {self.foresight!r}")
         if not 0.0 <= self.foresight < float("inf"):
             raise ValueError(f"foresight must be finite and not negative; got {self.foresight}")
         if self.foresight and not self.is_causal:
