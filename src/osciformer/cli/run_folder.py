@@ -73,6 +73,7 @@ class RunFolder:
         self._is_first = is_first_process()
         self._aside: Path | None = None
         self._is_made = False
+        self._before: dict[str, str] = {}
         if not self._is_first or is_resuming:
             return
         if path.exists() and not path.is_dir():
@@ -101,6 +102,8 @@ class RunFolder:
             return
         if self.is_resuming:
             _check_same_data(self.path, facts)
+            files = (self.path / name for name in (CONFIG, RUN))
+            self._before = {f.name: f.read_text(encoding="utf-8") for f in files if f.is_file()}
         if not self.is_resuming and self.path.is_dir() and any(self.path.iterdir()):
             self._aside = Path(tempfile.mkdtemp(dir=self.path.parent, prefix=f".{self.path.name}."))
             self.path.rename(self._aside / self.path.name)
@@ -122,6 +125,9 @@ class RunFolder:
         for part in (*self.path.glob("*.part"), *self.path.glob(".*")):
             if part.is_file():
                 part.unlink()
+        # A run that is not continued after all, with other settings, keeps its own.
+        for name, text in self._before.items():
+            write_text(self.path / name, text)
         if (self.path / CHECKPOINT).is_file():
             self.close()
         elif not self.is_resuming:
