@@ -341,65 +341,6 @@ def test_mtan_is_attention_of_times_to_times() -> None:
             torch.testing.assert_close(now[0, i, g], row, rtol=1e-9, atol=1e-10)
 
 
-@torch.no_grad()
-def test_contiformer_integrates_keys_and_values_until_the_read() -> None:
-    options = {"num_nodes": 200}  # the path of the queries has corners
-    encoder = small("contiformer", encoder_options=options).encoder
-    batch, i, gap = EVENTS[:1].batch(), 3, 1.7
-    unit = float(encoder.embedding.scale.unit) * encoder.gaps_per_unit
-    times = ((batch.times[0] - batch.times[0, 0]) / unit).numpy()
-    block = encoder.blocks[0]
-    layer, tokens = block.attention, encoder.embedding(batch)[0]
-    normed = block.attention_norm(tokens)
-    q, k, v = (
-        projection(normed).detach().numpy()
-        for projection in (layer.query_projection, layer.key_projection, layer.value_projection)
-    )
-    end = times[i] + gap / unit
-
-    def path(t: float) -> np.ndarray:
-        return np.array([np.interp(t, times[: i + 1], q[: i + 1, c]) for c in range(8)])
-
-    logits, means = np.zeros((i + 1, 2)), np.zeros((i + 1, 8))
-    for j in range(i + 1):
-
-        def speed(t: float, y: np.ndarray) -> np.ndarray:
-            states, now = torch.from_numpy(y[:16]), torch.tensor(t, dtype=torch.float64)
-            fields = layer.key_field(now, states[:8]), layer.value_field(now, states[8:])
-            product = (path(t) * y[:8]).reshape(2, 4).sum(axis=1)
-            return np.concatenate([*(f.detach().numpy() for f in fields), product, y[8:16]])
-
-        start = np.concatenate([k[j], v[j], np.zeros(10)])
-        y = start
-        for left, right in zip(times[j : i + 1], [*times[j + 1 : i + 1], end], strict=True):
-            y = solve_ivp(speed, (left, right), y, rtol=1e-8, atol=1e-10).y[:, -1]
-        logits[j] = y[16:18] / (end - times[j]) / math.sqrt(4)
-        means[j] = y[18:] / (end - times[j])
-    shares = np.exp(logits) / np.exp(logits).sum(axis=0)
-    attended = torch.from_numpy((shares.repeat(4, axis=1) * means).sum(axis=0))
-    expected = encoder.norm(block.residual(tokens[i], layer.output_projection(attended)))
-    gaps = torch.full((1, 9, 1), gap, dtype=torch.float64)
-    now = encoder.states(encoder.prepare(batch), gaps).now
-    torch.testing.assert_close(now[0, i, 0], expected, rtol=0, atol=2e-5)
-
-
-def test_contiformer_in_parts_is_contiformer_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    batch, results = EVENTS.batch(), []
-    gaps = some_gaps(batch)
-    for largest in (2**22, 1000):
-        monkeypatch.setattr(
-            "osciformer.events.neural.baselines.contiformer._LARGEST_PART", {"cpu": largest}
-        )
-        model = small("contiformer")
-        rates = model.intensity_after(batch, gaps)
-        rates.sum().backward()
-        with torch.no_grad():
-            torch.testing.assert_close(model.intensity_after(batch, gaps), rates)
-        results.append((rates, *(p.grad for p in model.parameters())))
-    for whole, parts in zip(*results, strict=True):
-        torch.testing.assert_close(parts, whole)
-
-
 def test_options_that_an_encoder_does_not_have_are_refused() -> None:
     with pytest.raises(ValueError, match=r"\['steps'\].*num_steps"):
         make_event_model(EventModelConfig(2, "ode_rnn", encoder_options={"steps": 3}))

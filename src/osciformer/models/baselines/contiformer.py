@@ -2,12 +2,14 @@ r"""ContiFormer attention: keys and values follow neural differential equations,
 
 Chen et al., "ContiFormer: Continuous-Time Transformer for Irregular Time Series Modeling", NeurIPS
 2023. Each pair of a row j and a key i is a problem of its own over $[t_i, t_j]$, mapped to
-$s \in [-1, 1]$. All $N^2$ are solved as one batch, which costs memory $N^2 D$ for each state kept.
+$s \in [-1, 1]$. Those that are seen, $N (N + 1) / 2$ of a causal series without ties, are solved as
+one batch, which costs memory D for each of them and each state kept.
 """
 
 from __future__ import annotations
 
 from dataclasses import asdict
+from functools import partial
 from typing import Any, Literal, get_args
 
 import torch
@@ -19,6 +21,7 @@ from osciformer.models.baselines.contiformer_pairs import (
     Field,
     Method,
     PairOptions,
+    Pairs,
     Quadrature,
     Query,
     Solver,
@@ -67,8 +70,9 @@ def contiformer_attention(
         v: Value tokens, where the value trajectories start.
         times: Times of the tokens, not decreasing within a series.
         mask: True where a token is present; absent ones may hold anything, NaN included.
-        key_field: Maps times `[B, N, N]` and states `[B, N, N, H * C]`, rows before keys, to the
-            derivatives of the states. One field moves all heads together.
+        key_field: Maps times `[P]` and states `[P, H * C]` to the derivatives of the states. P is
+            the number of pairs that are seen; no other is solved. One field moves all heads
+            together.
         value_field: The same for the values.
         query: `hermite`, the cubic spline with backward differences, or `linear`. Up to $t_j$ both
             depend on the tokens up to $t_j$ alone. They jump between tokens at one time, and
@@ -106,35 +110,36 @@ def contiformer_attention(
     _check_tensors(q, k, v, times, mask)
     if v.numel() == 0:
         return torch.zeros_like(v)
-    heads, channels = v.shape[2:]
     dtype = torch.promote_types(v.dtype, torch.float32)
     times = clean_times(times, mask)
     if mask is not None:
         q, k, v = (blank_absent(x, mask) for x in (q, k, v))
     tokens, keys, values = (x.to(dtype).flatten(2) for x in (q, k, v))  # [B, N, D]
 
-    # Pairs are [B, rows, keys]. One that is not seen stands still at its key.
-    start = times[:, None, :].expand(-1, times.shape[1], -1)
-    end = times[:, :, None].expand_as(start)
-    seen = start <= end if direction == "causal" else torch.ones_like(start, dtype=torch.bool)
+    # [B, rows, keys]
+    if direction == "causal":
+        seen = times[:, None, :] <= times[:, :, None]
+    else:
+        seen = times.new_ones(*times.shape, times.shape[1], dtype=torch.bool)
     if mask is not None:
         seen = seen & mask[:, :, None] & mask[:, None, :]
-    end = torch.where(seen, end, start)
+    pairs = Pairs.where(seen)
     attended = attend_pairs(
-        tokens,
-        keys,
-        values,
-        query_spline(tokens, times, mask, query),
-        start,
-        end,
-        seen,
-        own=tokens[:, :, None],
-        num_heads=heads,
+        pairs,
+        # Rows are tokens, too.
+        times.flatten().index_select(0, pairs.token),
+        times.flatten().index_select(0, pairs.row),
+        partial(query_spline(tokens, times, mask, query), pairs),
+        tokens=tokens,
+        keys=keys,
+        values=values,
+        own=tokens.flatten(0, 1),
+        num_heads=v.shape[2],
         key_field=key_field,
         value_field=value_field,
         options=options,
     )
-    return attended.unflatten(-1, (heads, channels)).to(v.dtype)
+    return attended.view(v.shape).to(v.dtype)
 
 
 class VectorField(nn.Module):
@@ -147,8 +152,8 @@ class VectorField(nn.Module):
         norm: Whether there is a layer norm.
 
     Example:
-        >>> VectorField(8)(torch.rand(2, 3, 3), torch.randn(2, 3, 3, 8)).shape
-        torch.Size([2, 3, 3, 8])
+        >>> VectorField(8)(torch.rand(5), torch.randn(5, 8)).shape
+        torch.Size([5, 8])
     """
 
     def __init__(

@@ -1,10 +1,14 @@
-"""The pairs of ContiFormer attention: trajectories of keys and values, and the path of queries."""
+"""The pairs of ContiFormer attention: trajectories of keys and values, and the path of queries.
+
+Pairs are packed: those that are seen lie on one axis P, and no other is solved.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import Any, Literal, get_args
 
@@ -68,19 +72,19 @@ class PairOptions:
     def solve(
         self,
         field: Field,
-        tokens: Float[Tensor, "B N D"],
-        start: Float[Tensor, "B M N"],
-        gap: Float[Tensor, "B M N"],
+        y: Float[Tensor, "P D"],
+        start: Float[Tensor, "P"],
+        gap: Float[Tensor, "P"],
     ) -> list[Tensor]:
-        """Return the states `[B, M, N, D]` of all pairs at the nodes."""
+        """Return the states `[P, D]` of all pairs at the nodes; `y` are those at the start."""
 
         def velocity(x: Any, y: Tensor) -> Tensor:
             return gap[..., None] * field(start + x * gap, y).to(y.dtype)
 
-        y = tokens[:, None].expand(-1, gap.shape[1], -1, -1)
         nodes = self.rule()[0]
         stops = nodes if nodes[0] == 0.0 else [0.0, *nodes]
-        if self.solver == "rk4":
+        # Of no pairs the error norm of torchdiffeq is NaN, and any solver has the same answer.
+        if self.solver == "rk4" or y.numel() == 0:
             return self._solve_rk4(velocity, y, stops)[-len(nodes) :]
         settings: dict[str, Any] = {"method": self.method, "rtol": _TOLERANCE, "atol": _TOLERANCE}
         if self.method == "rk4":
@@ -125,10 +129,63 @@ class PairOptions:
         return grid
 
 
+@dataclass(frozen=True)
+class Pairs:
+    """Rows and the tokens that they see, P pairs in all, row by row.
+
+    There are R rows, those of all series together. A row sees tokens of its own series alone.
+
+    Attributes:
+        series: The series of each row.
+        row: The row of each pair.
+        slot: Where in the series the token of each pair stands.
+        width: Number of tokens N of a series.
+    """
+
+    series: Int[Tensor, "R"]
+    row: Int[Tensor, "P"]
+    slot: Int[Tensor, "P"]
+    width: int
+
+    @classmethod
+    def where(cls, seen: Bool[Tensor, "B M N"]) -> Pairs:
+        """Return the pairs where `seen` is True; the rows are all `B * M`."""
+        size, num_rows, width = seen.shape
+        series = torch.arange(size, device=seen.device).repeat_interleave(num_rows)
+        row, slot = seen.flatten(0, 1).nonzero().unbind(1)
+        return cls(series, row, slot, width)
+
+    @cached_property
+    def token(self) -> Int[Tensor, "P"]:
+        """The token of each pair, counted through all series."""
+        return self.at(self.slot)
+
+    def at(self, slot: Int[Tensor, "P"]) -> Int[Tensor, "P"]:
+        """Return the tokens at some places in the series of the pairs, counted through all."""
+        return self.series.index_select(0, self.row) * self.width + slot
+
+    @cached_property
+    def _cell(self) -> Int[Tensor, "P"]:
+        return self.row * self.width + self.slot
+
+    def spread(self, x: Tensor, fill: float) -> Tensor:
+        """Return `[P, ...]` as `[R, N, ...]`, filled up where a token is not seen."""
+        shape = (len(self.series), self.width, *x.shape[1:])
+        return x.new_full(shape, fill).flatten(0, 1).index_copy(0, self._cell, x).view(shape)
+
+    def collect(self, x: Tensor) -> Tensor:
+        """Return `[R, N, ...]` as `[P, ...]`: what is at the pairs."""
+        return x.flatten(0, 1).index_select(0, self._cell)
+
+    def sum_by_row(self, x: Float[Tensor, "P D"]) -> Float[Tensor, "R D"]:
+        """Return the sums over the pairs of each row, 0 for a row without any."""
+        return x.new_zeros(len(self.series), x.shape[1]).index_add(0, self.row, x)
+
+
 def query_spline(
     q: Float[Tensor, "B N D"], times: Float[Tensor, "B N"], mask: Tensor | None, query: Query
-) -> Callable[[Tensor], Tensor]:
-    """Return the query as a function from times `[B, M, N]` within the series to `[B, M, N, D]`.
+) -> Callable[[Pairs, Tensor], Tensor]:
+    """Return the query as a function from pairs and times `[P]` within their series to `[P, D]`.
 
     After knot n it is `q + theta * rise + theta * (1 - theta)**2 * bend`, theta in [0, 1].
     """
@@ -148,19 +205,26 @@ def query_spline(
     has_slope = elapsed > 0
     ratio = (widths / torch.where(has_slope, elapsed, 1.0))[..., None].to(q.dtype)
     bend = torch.where(has_slope[..., None], ratio * (q - _take(q, before)) - rise, 0.0)
-    knots = times.detach().contiguous()
+    knots = times.detach()
 
-    def evaluate(tau: Tensor) -> Tensor:
-        flat = tau.flatten(1)
-        segment = torch.searchsorted(knots, flat.detach(), right=True) - 1
-        width = widths.gather(1, segment)
+    def evaluate(pairs: Pairs, tau: Tensor) -> Tensor:
+        # Of numbers without channels a whole grid is cheap; each row has its series' knots.
+        knots_of_rows = knots.index_select(0, pairs.series)  # [R, N]
+        asked = pairs.spread(tau.detach(), 0.0)
+        found = pairs.collect(torch.searchsorted(knots_of_rows, asked, right=True)) - 1
+        segment = pairs.at(found)
+
+        def take(x: Tensor) -> Tensor:
+            return x.flatten(0, 1).index_select(0, segment)
+
+        width = take(widths)
         inside = width > 0
-        theta = (flat - times.gather(1, segment)) / torch.where(inside, width, 1.0)
-        theta = torch.where(inside, theta, 0.0)[..., None].to(q.dtype)
-        out = _take(q, segment) + theta * _take(rise, segment)
+        theta = (tau - take(times)) / torch.where(inside, width, 1.0)
+        theta = torch.where(inside, theta, 0.0)[:, None].to(q.dtype)
+        out = take(q) + theta * take(rise)
         if query == "hermite":
-            out = out + theta * (1.0 - theta) ** 2 * _take(bend, segment)
-        return out.unflatten(1, tau.shape[1:])
+            out = out + theta * (1.0 - theta) ** 2 * take(bend)
+        return out
 
     return evaluate
 
@@ -170,30 +234,30 @@ def _take(x: Float[Tensor, "B N D"], index: Int[Tensor, "B M"]) -> Float[Tensor,
 
 
 def attend_pairs(
+    pairs: Pairs,
+    start: Float[Tensor, "P"],
+    end: Float[Tensor, "P"],
+    path: Callable[[Tensor], Tensor],
+    *,
     tokens: Float[Tensor, "B N D"],
     keys: Float[Tensor, "B N D"],
     values: Float[Tensor, "B N D"],
-    path: Callable[[Tensor], Tensor],
-    start: Float[Tensor, "B M N"],
-    end: Float[Tensor, "B M N"],
-    seen: Bool[Tensor, "B M N"],
-    *,
-    own: Float[Tensor, "B M 1 D"],
+    own: Float[Tensor, "R D"],
     num_heads: int,
     key_field: Field,
     value_field: Field,
     options: PairOptions,
-) -> Float[Tensor, "B M D"]:
+) -> Float[Tensor, "R D"]:
     """Return the attention of any rows to tokens, each pair over an interval of its own.
 
     Args:
+        pairs: Which rows see which tokens.
+        start: Times of the tokens of the pairs.
+        end: Times of their rows.
+        path: Maps times `[P]` to the queries `[P, D]` of the pairs.
         tokens: Query tokens at the knots of the path.
         keys: Where the key trajectories start.
         values: Where the value trajectories start.
-        path: Maps times `[B, M, N]` to queries `[B, M, N, D]`.
-        start: Times of the tokens, for each row.
-        end: Times of the rows.
-        seen: Which tokens a row sees; a pair that is not seen is best given an empty interval.
         own: The query of each row at its own time.
         num_heads: Number of heads H.
         key_field: As of `contiformer_attention`.
@@ -203,26 +267,30 @@ def attend_pairs(
     Returns:
         The attended values, heads side by side; zero in rows that see nothing.
     """
-    dtype, channels = values.dtype, values.shape[-1] // num_heads
-    apart = (end != start)[..., None]
-    interval = (start.to(dtype), (end - start).to(dtype))
+
+    def solve(field: Field, x: Tensor) -> list[Tensor]:
+        return options.solve(field, at_tokens(x), start.to(x.dtype), (end - start).to(x.dtype))
+
+    def at_tokens(x: Tensor) -> Tensor:
+        return x.flatten(0, 1).index_select(0, pairs.token)
+
+    heads = (num_heads, values.shape[-1] // num_heads)  # H, C
     nodes, weights = options.rule()
+    apart = (end != start)[:, None]
+    own = own.index_select(0, pairs.row)
     logits: Any = 0.0
-    for x, weight, key in zip(
-        nodes, weights, options.solve(key_field, keys, *interval), strict=True
-    ):
+    for x, weight, key in zip(nodes, weights, solve(key_field, keys), strict=True):
         if x in (0.0, 1.0):
-            asked = own if x else tokens[:, None]
+            asked = own if x else at_tokens(tokens)
         else:  # lerp, unlike start + x * (end - start), never passes the end
             asked = path(torch.lerp(start, end, x))
         asked = torch.where(apart, asked, own)
-        logits = logits + weight * (asked * key).unflatten(-1, (num_heads, channels)).sum(-1)
+        logits = logits + weight * (asked * key).unflatten(-1, heads).sum(-1)  # [P, H]
     mean: Any = 0.0
-    for weight, value in zip(weights, options.solve(value_field, values, *interval), strict=True):
+    for weight, value in zip(weights, solve(value_field, values), strict=True):
         mean = mean + weight * value
 
-    logits = logits / math.sqrt(channels)  # [B, M, N, H]
-    logits = logits.masked_fill(~seen[..., None], torch.finfo(dtype).min)
-    shares = torch.softmax(logits, dim=2) * seen[..., None]
-    out: Tensor = (shares[..., None] * mean.unflatten(-1, (num_heads, channels))).sum(2)
-    return out.flatten(2)
+    # Logits have no channels, so that a grid of them is small beside the states.
+    grid = pairs.spread(logits / math.sqrt(heads[1]), torch.finfo(logits.dtype).min)
+    shares = pairs.collect(torch.softmax(grid, dim=1))
+    return pairs.sum_by_row((shares[..., None] * mean.unflatten(-1, heads)).flatten(1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
@@ -9,11 +10,11 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from osciformer._types import Float, Tensor
+from osciformer._types import Float, Int, Tensor
 from osciformer.events.batch import EventBatch
 from osciformer.events.neural.encoder import EventEmbedding, EventEncoder, EventStates, gaps_of
 from osciformer.models.baselines.contiformer import ContiFormerAttention
-from osciformer.models.baselines.contiformer_pairs import attend_pairs, query_spline
+from osciformer.models.baselines.contiformer_pairs import Pairs, attend_pairs, query_spline
 from osciformer.nn.encoder import EncoderBlock
 
 # Events at one time are kept apart by this part of a unit, so that the order of their times is the
@@ -26,11 +27,21 @@ _LARGEST_PART = {"cpu": 2**21, "cuda": 2**24}
 
 @dataclass(frozen=True)
 class _Prepared:
-    """Times in the unit of the vector fields, what enters the last block, and states of events."""
+    """What a batch has before gaps are known.
+
+    Attributes:
+        times: Times in the unit of the vector fields.
+        tokens: What enters the last block.
+        after: States of the events.
+        present: The events that are present, counted through all sequences.
+        num_seen: How many events each of those sees, itself included; never on a GPU.
+    """
 
     times: Float[Tensor, "B N"]
     tokens: Float[Tensor, "B N D"]
     after: Float[Tensor, "B N D"]
+    present: Int[Tensor, "E"]
+    num_seen: Int[Tensor, "E"]
 
 
 class ContiFormerEventEncoder(EventEncoder):
@@ -41,8 +52,8 @@ class ContiFormerEventEncoder(EventEncoder):
     moved along their vector fields until then. Without a gap it is the row of event i itself. (The
     released event code computes the attention and does not use it.)
 
-    A batch costs $N^2 (G + 1)$ trajectories for each field, which are solved in parts and solved
-    again in the backward pass.
+    A sequence of n events costs $n (n + 1) (G + 1) / 2$ trajectories for each field, and padding
+    none. They are solved in parts and solved again in the backward pass.
 
     Args:
         num_types: Number of event types K.
@@ -117,8 +128,12 @@ class ContiFormerEventEncoder(EventEncoder):
         times = gaps.clamp(min=_SMALLEST_GAP).cumsum(dim=1)
         tokens = self.dropout(self.embedding(batch))
         for block in self.blocks[:-1]:
-            tokens = block(tokens, times)
-        return _Prepared(times, tokens, self.norm(self.blocks[-1](tokens, times)))
+            tokens = block(tokens, times, batch.mask)
+        after = self.norm(self.blocks[-1](tokens, times, batch.mask))
+        # Parts are chosen by these numbers, which a GPU is asked for here and nowhere later.
+        present = batch.mask.flatten().nonzero()[:, 0]
+        num_seen = present.cpu() % batch.mask.shape[1] + 1
+        return _Prepared(times, tokens, after, present, num_seen)
 
     def states(self, prepared: Any, gaps: Float[Tensor, "B N G"] | None) -> EventStates:
         """Return the states after each event, and at gaps after it, see `EventEncoder`."""
@@ -128,37 +143,52 @@ class ContiFormerEventEncoder(EventEncoder):
         return EventStates(prepared.after, self._read(prepared, gaps))
 
     def _read(self, known: _Prepared, gaps: Float[Tensor, "B N G"]) -> Float[Tensor, "B N G D"]:
-        """Return the rows of the last block some gaps after each event."""
+        """Return the rows of the last block some gaps after each event; zero after absent ones."""
         block = cast("EncoderBlock", self.blocks[-1])
         layer = cast("ContiFormerAttention", block.attention)
-        normed = block.attention_norm(known.tokens)
+        size, width, num_gaps = gaps.shape
+        tokens, gaps = (
+            x.flatten(0, 1).index_select(0, known.present) for x in (known.tokens, gaps)
+        )
+        attended = self._attend(known, layer, block.attention_norm(known.tokens), gaps)
+        attended = layer.dropout(layer.output_projection(attended))
+        rows: Tensor = self.norm(block.residual(tokens[:, None], attended))
+        states = rows.new_zeros(size * width, num_gaps, self.dim)
+        states = states.index_copy(0, known.present, rows)
+        return states.unflatten(0, (size, width))
+
+    def _attend(
+        self,
+        known: _Prepared,
+        layer: ContiFormerAttention,
+        normed: Float[Tensor, "B N D"],
+        gaps: Float[Tensor, "E G"],
+    ) -> Float[Tensor, "E G D"]:
+        """Return what is attended to some gaps after each present event."""
         q, k, v = (
             projection(normed).to(torch.promote_types(normed.dtype, torch.float32))
             for projection in (layer.query_projection, layer.key_projection, layer.value_projection)
         )
-        size, width, num_gaps = gaps.shape
+        times = known.times.flatten()
+        event = known.present.repeat_interleave(gaps.shape[1])  # [R], as the rows below
+        end = times.index_select(0, event) + gaps.flatten()
+        num_seen = known.num_seen.repeat_interleave(gaps.shape[1])
         spline = query_spline(q, known.times, None, layer.options.query)
-        row_times = (known.times[..., None] + gaps).flatten(1)  # [B, N * G]
-        index = torch.arange(width, device=gaps.device)
-        of_event = index.repeat_interleave(num_gaps)
         # Parts are recomputed as a whole.
         options = replace(layer.options, recompute=False)
 
-        def attend(rows: slice, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            event = of_event[rows]
-            start = known.times[:, None, :].expand(-1, len(event), -1)
-            seen = (index <= event[:, None]).expand_as(start)
-            end = torch.where(seen, row_times[:, rows, None], start)
-            last = known.times[:, event, None]
+        def attend(rows: slice, num_pairs: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            pairs = _past_pairs(event[rows], known.times.shape[1], num_pairs)
+            last = times.index_select(0, event[rows].index_select(0, pairs.row))
             return attend_pairs(
-                q,
-                k,
-                v,
-                lambda times: spline(torch.minimum(times, last)),
-                start,
-                end,
-                seen,
-                own=q[:, event, None],
+                pairs,
+                times.index_select(0, pairs.token),
+                end[rows].index_select(0, pairs.row),
+                lambda tau: spline(pairs, torch.minimum(tau, last)),
+                tokens=q,
+                keys=k,
+                values=v,
+                own=q.flatten(0, 1).index_select(0, event[rows]),
                 num_heads=layer.num_heads,
                 key_field=layer.key_field,
                 value_field=layer.value_field,
@@ -166,17 +196,33 @@ class ContiFormerEventEncoder(EventEncoder):
             )
 
         largest = _LARGEST_PART.get(gaps.device.type, _LARGEST_PART["cpu"])
-        count = max(1, largest // max(1, size * width * self.dim))
-        parts = []
-        for begin in range(0, width * num_gaps, count):
-            rows = slice(begin, begin + count)
+        settings: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
+        parts = [v.flatten(0, 1)[:0]]
+        for part in _parts(num_seen, largest // self.dim):
             if torch.is_grad_enabled():
-                settings: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
-                parts.append(checkpoint(attend, rows, q, k, v, **settings))
+                parts.append(checkpoint(attend, *part, q, k, v, **settings))
             else:
-                parts.append(attend(rows, q, k, v))
-        attended = torch.cat(parts, dim=1).to(normed.dtype).unflatten(1, (width, num_gaps))
-        attended = layer.dropout(layer.output_projection(attended))
-        rows_of_events = known.tokens[:, :, None].expand_as(attended)
-        states: Tensor = self.norm(block.residual(rows_of_events, attended))
-        return states
+                parts.append(attend(*part, q, k, v))
+        return torch.cat(parts).to(normed.dtype).view(*gaps.shape, self.dim)
+
+
+def _past_pairs(event: Int[Tensor, "R"], width: int, num_pairs: int) -> Pairs:
+    """Return the pairs of events, counted through all sequences, and those up to each of them."""
+    num_seen = event % width + 1
+    first = num_seen.cumsum(0) - num_seen
+    every = torch.arange(len(event), device=event.device)
+    row = every.repeat_interleave(num_seen, output_size=num_pairs)  # known, so nothing waits
+    slot = torch.arange(num_pairs, device=event.device) - first.index_select(0, row)
+    return Pairs(event // width, row, slot, width)
+
+
+def _parts(num_seen: Int[Tensor, "R"], largest: int) -> Iterator[tuple[slice, int]]:
+    """Yield rows whose pairs are at most `largest`, or one row, and the number of their pairs."""
+    ends = num_seen.cumsum(0)
+    begin = done = 0
+    while begin < len(ends):
+        stop = int(torch.searchsorted(ends, done + largest, right=True))
+        stop = max(stop, begin + 1)
+        num_pairs = int(ends[stop - 1]) - done
+        yield slice(begin, stop), num_pairs
+        begin, done = stop, done + num_pairs
