@@ -73,6 +73,22 @@ def test_contiformer_in_parts_is_contiformer_at_once(monkeypatch: pytest.MonkeyP
         torch.testing.assert_close(parts, whole)
 
 
+@pytest.mark.slow  # compiles for some 20 seconds
+# Of the compiler, which looks at a tensor that is no leaf.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
+def test_fused_steps_change_nothing_but_rounding() -> None:
+    batch, results = EVENTS.batch(), []
+    gaps = some_gaps(batch)
+    for fuse in (False, True):
+        model = small("contiformer", encoder_options={"fuse": fuse})
+        rates = model.intensity_after(batch, gaps)
+        (rates * torch.linspace(0, 1, rates.numel()).view_as(rates)).sum().backward()
+        results.append((rates, *(p.grad for p in model.parameters())))
+    assert any(bool((x != y).any()) for x, y in zip(*results, strict=True))  # two programs ran
+    for plain, fused in zip(*results, strict=True):
+        torch.testing.assert_close(fused, plain, rtol=1e-9, atol=1e-12)
+
+
 @pytest.mark.parametrize("largest", [1000, 20], ids=["whole", "parts"])
 def test_only_the_past_of_present_events_is_solved(
     monkeypatch: pytest.MonkeyPatch, largest: int

@@ -238,6 +238,8 @@ def test_settings_that_exclude_each_other_are_refused():
         make_layer(method="dopri5")
     with pytest.raises(ValueError, match="recompute needs"):
         make_layer(solver="torchdiffeq", recompute=True)
+    with pytest.raises(ValueError, match="fuse needs solver='rk4'"):
+        make_layer(solver="torchdiffeq", fuse=True)
     with pytest.raises(ValueError, match="multiple of num_heads; got dim=8, num_heads=3"):
         ContiFormerAttention(8, 3)
 

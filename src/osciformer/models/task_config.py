@@ -34,6 +34,7 @@ BACKBONE_OPTIONS: Mapping[str, tuple[str, ...]] = {
         "num_nodes",
         "quadrature",
         "recompute",
+        "fuse",
         "direction",
         "query",
         "vector_field",

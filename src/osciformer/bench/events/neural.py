@@ -127,6 +127,16 @@ class TrainingSettings:
             found["num_layers"] = self.num_layers
         return found
 
+    def encoder_options(self, encoder: str) -> dict[str, Any]:
+        """Return what makes an encoder faster on the device and changes no more than rounding.
+
+        Example:
+            >>> TrainingSettings(device="cuda").encoder_options("contiformer")
+            {'fuse': True}
+        """
+        is_fused = encoder == "contiformer" and self.device.startswith("cuda")
+        return {"fuse": True} if is_fused else {}
+
     @property
     def shared(self) -> dict[str, Any]:
         """Return what decides a result, for the notes of a report."""
@@ -219,6 +229,7 @@ def _train(
         head=row.head,
         blend_with=row.blend_with,
         **settings.sizes(row.encoder) | {"dim": dim},
+        encoder_options=settings.encoder_options(row.encoder),
         dropout=dropout,
         learning_rate=rate,
         weight_decay=settings.weight_decay,
@@ -325,6 +336,7 @@ def seconds_per_epoch(
         dropout=settings.dropouts[0],
         encoder=row.encoder,  # type: ignore[arg-type]
         head=row.head,  # type: ignore[arg-type]
+        encoder_options=settings.encoder_options(row.encoder),
     )
     torch.manual_seed(0)
     device = torch.device(settings.device)

@@ -53,6 +53,7 @@ def contiformer_attention(
     recompute: bool = False,
     method: Method = "rk4",
     adjoint: bool = False,
+    fuse: bool = False,
 ) -> Float[Tensor, "B N H C"]:
     r"""Return attention between a spline of queries and keys that move along a vector field.
 
@@ -88,6 +89,8 @@ def contiformer_attention(
         method: Method of torchdiffeq. `rk4` takes the same steps as ours. `dopri5` (tolerance 1e-6)
             chooses its steps for the batch as a whole, so each row depends a little on the others.
         adjoint: Whether torchdiffeq solves the adjoint equation in the backward pass.
+        fuse: Whether the steps of our `rk4` are compiled by `torch.compile`: a step then passes
+            over memory a few times, where it does some dozens of times without.
 
     Returns:
         The attended values, in the dtype of `v`; zero in the rows of absent tokens.
@@ -105,7 +108,7 @@ def contiformer_attention(
         torch.Size([1, 4, 2, 8])
     """
     options = PairOptions(
-        query, direction, quadrature, num_nodes, step, solver, recompute, method, adjoint
+        query, direction, quadrature, num_nodes, step, solver, recompute, method, adjoint, fuse
     )
     _check_tensors(q, k, v, times, mask)
     if v.numel() == 0:
@@ -197,8 +200,8 @@ class ContiFormerAttention(nn.Module):
     Args:
         dim: Width D of the tokens; a multiple of `num_heads`.
         num_heads: Number of heads H.
-        step: This, `num_nodes, quadrature, solver, recompute, method, adjoint, direction` and
-            `query` are those of `contiformer_attention`.
+        step: This, `num_nodes, quadrature, solver, recompute, method, adjoint, fuse, direction`
+            and `query` are those of `contiformer_attention`.
         vector_field: `linear`, one layer, or `mlp`, two; see `VectorField`.
         activation: Activation of the fields.
         norm: Whether the fields have layer norms.
@@ -222,6 +225,7 @@ class ContiFormerAttention(nn.Module):
         recompute: bool = False,
         method: Method = "rk4",
         adjoint: bool = False,
+        fuse: bool = False,
         direction: Direction = "causal",
         query: Query = "hermite",
         vector_field: Literal["linear", "mlp"] = "linear",
@@ -236,7 +240,7 @@ class ContiFormerAttention(nn.Module):
             )
         check_choice("vector_field", vector_field, ("linear", "mlp"))
         self.options = PairOptions(
-            query, direction, quadrature, num_nodes, step, solver, recompute, method, adjoint
+            query, direction, quadrature, num_nodes, step, solver, recompute, method, adjoint, fuse
         )
         self.dim, self.num_heads = dim, num_heads
         self.query_projection, self.key_projection, self.value_projection = (

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import pairwise
 from typing import Any, Literal, get_args
 
@@ -46,6 +46,7 @@ class PairOptions:
     recompute: bool
     method: Method
     adjoint: bool
+    fuse: bool
 
     def __post_init__(self) -> None:
         check_choice("query", self.query, get_args(Query))
@@ -61,6 +62,8 @@ class PairOptions:
             raise ValueError("adjoint=True and method='dopri5' need solver='torchdiffeq'")
         if self.solver == "torchdiffeq" and self.recompute:
             raise ValueError("recompute needs solver='rk4'; for torchdiffeq there is adjoint=True")
+        if self.solver == "torchdiffeq" and self.fuse:
+            raise ValueError("fuse needs solver='rk4'")
 
     def rule(self) -> tuple[list[float], list[float]]:
         """Return the quadrature nodes and weights on [0, 1]."""
@@ -77,15 +80,11 @@ class PairOptions:
         gap: Float[Tensor, "P"],
     ) -> list[Tensor]:
         """Return the states `[P, D]` of all pairs at the nodes; `y` are those at the start."""
-
-        def velocity(x: Any, y: Tensor) -> Tensor:
-            return gap[..., None] * field(start + x * gap, y).to(y.dtype)
-
         nodes = self.rule()[0]
         stops = nodes if nodes[0] == 0.0 else [0.0, *nodes]
         # Of no pairs the error norm of torchdiffeq is NaN, and any solver has the same answer.
         if self.solver == "rk4" or y.numel() == 0:
-            return self._solve_rk4(velocity, y, stops)[-len(nodes) :]
+            return self._solve_rk4(field, y, start, gap, stops)[-len(nodes) :]
         settings: dict[str, Any] = {"method": self.method, "rtol": _TOLERANCE, "atol": _TOLERANCE}
         if self.method == "rk4":
             grid = {"grid_constructor": lambda f, y, t: t.new_tensor(self._grid(t.tolist()))}
@@ -98,24 +97,28 @@ class PairOptions:
             settings["adjoint_params"] = (*parameters, start, gap)
         package = need("torchdiffeq", extra="baselines")
         odeint = package.odeint_adjoint if self.adjoint else package.odeint
+
+        def velocity(x: Tensor, y: Tensor) -> Tensor:
+            return _velocity(field, start, gap, x, y)
+
         return list(odeint(velocity, y, y.new_tensor(stops), **settings)[-len(nodes) :])
 
-    def _solve_rk4(self, f: Callable[..., Tensor], y: Tensor, stops: list[float]) -> list[Tensor]:
-        def advance(left: float, right: float, y: Tensor) -> Tensor:
-            # Kutta's 3/8 rule, which torchdiffeq calls rk4.
-            h = right - left
-            k1 = f(left, y)
-            k2 = f(left + h / 3.0, y + h / 3.0 * k1)
-            k3 = f(left + 2.0 * h / 3.0, y + h * (k2 - k1 / 3.0))
-            k4 = f(right, y + h * (k1 - k2 + k3))
-            return y + h / 8.0 * (k1 + 3.0 * (k2 + k3) + k4)
+    def _solve_rk4(
+        self, field: Field, y: Tensor, start: Tensor, gap: Tensor, stops: list[float]
+    ) -> list[Tensor]:
+        def advance(left: Any, length: Any, y: Tensor) -> Tensor:
+            if self.fuse:
+                # Tensors: for every other number the step would be compiled anew.
+                left, length = (y.new_full((), x) for x in (left, length))
+            return (_fused_step() if self.fuse else _step)(field, start, gap, left, length, y)
 
         is_lean = self.recompute and torch.is_grad_enabled()
         lean: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
         states = [y]
         for between in pairwise(stops):
-            for ends in pairwise(self._grid(list(between))):
-                y = checkpoint(advance, *ends, y, **lean) if is_lean else advance(*ends, y)
+            for left, right in pairwise(self._grid(list(between))):
+                known = left, right - left, y
+                y = checkpoint(advance, *known, **lean) if is_lean else advance(*known)
             states.append(y)
         return states
 
@@ -127,6 +130,30 @@ class PairOptions:
             count = max(1, math.ceil(abs(right - left) * 2.0 / self.step - 1e-5))
             grid += [left + (right - left) * n / count for n in range(1, count)] + [right]
         return grid
+
+
+def _velocity(field: Field, start: Tensor, gap: Tensor, x: Any, y: Tensor) -> Tensor:
+    """Return the derivatives by x, which runs from 0 to 1 over the interval of each pair."""
+    return gap[..., None] * field(start + x * gap, y).to(y.dtype)
+
+
+def _step(field: Field, start: Tensor, gap: Tensor, left: Any, length: Any, y: Tensor) -> Tensor:
+    """Return the states after a step of Kutta's 3/8 rule, which torchdiffeq calls rk4."""
+
+    def f(share: float, y: Tensor) -> Tensor:
+        return _velocity(field, start, gap, left + share * length, y)
+
+    k1 = f(0.0, y)
+    k2 = f(1.0 / 3.0, y + length / 3.0 * k1)
+    k3 = f(2.0 / 3.0, y + length * (k2 - k1 / 3.0))
+    k4 = f(1.0, y + length * (k1 - k2 + k3))
+    return y + length / 8.0 * (k1 + 3.0 * (k2 + k3) + k4)
+
+
+@cache
+def _fused_step() -> Callable[..., Tensor]:
+    # The number of pairs differs from call to call.
+    return torch.compile(_step, dynamic=True)
 
 
 @dataclass(frozen=True)

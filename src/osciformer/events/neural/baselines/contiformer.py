@@ -63,10 +63,11 @@ class ContiFormerEventEncoder(EventEncoder):
         dropout: Dropout.
         gaps_per_unit: Mean gaps of the training events in a unit of the fields' time. The fields
             are bounded, so this is how many events it takes until a key has moved by its size.
-        quadrature: This, `num_nodes` and `step` are those of `ContiFormerAttention`; the defaults
-            take one step of Runge-Kutta from node to node.
+        quadrature: This, `num_nodes, step` and `fuse` are those of `ContiFormerAttention`; the
+            defaults take one step of Runge-Kutta from node to node.
         num_nodes: See `quadrature`.
         step: See `quadrature`.
+        fuse: See `quadrature`.
 
     Example:
         >>> from osciformer.events import EventSequences
@@ -88,6 +89,7 @@ class ContiFormerEventEncoder(EventEncoder):
         quadrature: Literal["gauss", "trapezoid"] = "gauss",
         num_nodes: int = 3,
         step: float = 1.0,
+        fuse: bool = False,
     ) -> None:
         super().__init__()
         if not 0.0 < gaps_per_unit < float("inf"):
@@ -109,6 +111,7 @@ class ContiFormerEventEncoder(EventEncoder):
                         num_nodes=num_nodes,
                         step=step,
                         recompute=True,
+                        fuse=fuse,
                     ),
                 ),
                 dropout=dropout,
