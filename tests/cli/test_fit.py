@@ -282,11 +282,18 @@ def test_finished_run_that_is_resumed_stays_as_it_is(cli: Call, runs: Path, tmp_
     assert all((one.weights[name] == two.weights[name]).all() for name in one.weights)
 
 
-def test_resume_refuses_other_settings(cli: Call, runs: Path, tmp_path: Path) -> None:
-    shutil.copytree(runs / "classification", tmp_path / "run")
+@pytest.mark.parametrize(("task", "default"), [("classification", 0.2), ("forecasting", 0.1)])
+def test_resume_refuses_other_settings(
+    cli: Call, runs: Path, tmp_path: Path, task: str, default: float
+) -> None:
+    shutil.copytree(runs / task, tmp_path / "run")
     outcome = cli("fit", "--resume", "--dropout=0.5", "-o", tmp_path / "run")
     assert outcome.code == 2
-    assert "--dropout was 0.2 when the run was begun, and is 0.5" in outcome.err
+    assert f"--dropout was {default} when the run was begun, and is 0.5" in outcome.err
+    outcome = cli(
+        "fit", "--resume", f"--dropout={default}", "--progress=none", "-o", tmp_path / "run"
+    )
+    assert outcome.code == 0, outcome.err
 
 
 def test_run_with_defaults_of_an_older_version_goes_on_with_them(

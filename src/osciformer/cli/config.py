@@ -169,17 +169,19 @@ def check_task(given: Mapping[str, Any]) -> str:
     return str(task)
 
 
-def check_resumed(given: Mapping[str, Any], before: Mapping[str, Any]) -> None:
+def check_resumed(given: Mapping[str, Any], before: Mapping[str, Any], estimator: type) -> None:
     """Refuse settings that would make the continuation of a run another one.
 
     Args:
         given: Settings of the call.
         before: Settings that the run was begun with.
+        estimator: Class of the estimator, which has defaults of its own.
     """
     for name, value in given.items():
         if name in _TOLD_BY_THE_CHECKPOINT and name not in before:
             continue
-        had = before.get(name, SETTINGS[name].default)
+        default = getattr(estimator, SETTINGS[name].python_name, SETTINGS[name].default)
+        had = before.get(name, default)
         if name not in FREE_TO_CHANGE and value != had:
             raise CommandError(
                 f"{SETTINGS[name].flag} was {had} when the run was begun, and is {value}; go on "

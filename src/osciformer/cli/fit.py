@@ -89,7 +89,7 @@ def fit(
     before = run_folder.read_config(output) if resume else {}
     given = merge(settings, config, before)
     if (output / run_folder.CHECKPOINT).is_file() and before:
-        check_resumed(given, before)
+        check_resumed(given, before, training.estimator_class(check_task(before)))
     if table is not None:
         given["table"] = str(table)
     for name in PATHS:
