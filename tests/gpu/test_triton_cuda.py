@@ -103,18 +103,8 @@ def test_kernels_err_as_plain_pytorch_does(case):
     assert_within(found, yardstick, dtype)
 
 
-@pytest.mark.parametrize(
-    ("query", "channels", "dtype", "limit"),
-    [
-        ("linear", 32, FP32, 1e-4),
-        ("ridge", 32, FP32, 1e-4),
-        ("learned", 32, FP32, 1e-4),
-        ("linear", 64, FP32, 1e-4),
-        ("linear", 64, BF16, 3e-2),
-        ("ridge", 32, BF16, 3e-2),
-    ],
-)
-def test_shared_paths_equal_blocked(query, channels, dtype, limit):
+def shared_path_inputs(query, channels, dtype):
+    """Inputs of 1500 tokens and two heads, with what a path that all rows share needs."""
     times = uneven_times(1, 1500)
     x = make_inputs(1, 1500, heads=2, channels=channels, dtype=dtype, times=times, device=DEVICE)
     g = torch.Generator().manual_seed(1)
@@ -123,10 +113,37 @@ def test_shared_paths_equal_blocked(query, channels, dtype, limit):
     if query == "learned":
         x |= {f"mode_{n}": torch.randn(2, 3, 32, generator=g).to(DEVICE) for n in ("cos", "sin")}
         del x["q"]
+    return x
+
+
+@pytest.mark.parametrize(
+    ("query", "channels"), [("linear", 32), ("ridge", 32), ("learned", 32), ("linear", 64)]
+)
+def test_shared_paths_equal_blocked(query, channels):
+    x = shared_path_inputs(query, channels, FP32)
     want = run(exact(x), backend="blocked", query=query)
     found = errors(run(x, backend="triton", query=query), want)
     print(query, {name: f"{e:.1e}" for name, e in found.items()})
-    assert max(found.values()) <= limit, found
+    assert max(found.values()) <= 1e-4, found
+
+
+@pytest.mark.parametrize(("query", "channels"), [("linear", 64), ("ridge", 32)])
+def test_shared_paths_err_as_plain_pytorch_does(query, channels):
+    # The gradient of a slow channel's frequency is one number, a sum over all pairs of terms that
+    # the long gap makes large: what is left of them, and of their rounding, is a matter of luck.
+    # Gradients along several directions are measured together, as one.
+    x = shared_path_inputs(query, channels, BF16)
+
+    def together(function, x, *args, **options):
+        found = [function(x, *args, query=query, seed=seed, **options) for seed in (9, 10, 11)]
+        return {name: torch.stack([f[name] for f in found]) for name in found[0]}
+
+    want = together(run, exact(x), backend="blocked")
+    yardstick = errors(together(plain, x, BF16), want)
+    found = errors(together(run, x, backend="triton"), want)
+    for name, error in found.items():
+        print(f"{query:8} {name:15} {error:.1e}, plain {yardstick[name]:.1e}")  # shown with -s
+    assert_within(found, yardstick, BF16)
 
 
 def usual_inputs(seed=0, **options):

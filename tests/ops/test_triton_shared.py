@@ -7,10 +7,9 @@ import importlib
 import pytest
 import torch
 
-from osciformer.math.oscillator import moments, propagator
+from osciformer.math.oscillator import propagator
 from osciformer.ops import oscillator_attention
-from osciformer.ops.attention.blocked.sinusoids import sinusoid_integral
-from osciformer.ops.attention.blocked.spans import linear_integral
+from osciformer.ops.attention.query import LinearPath, SinusoidPath
 from osciformer.testing import assert_causal, assert_padding_invariant, assert_time_shift_invariant
 
 from .cases import DOUBLE, SPECTRA, call
@@ -24,7 +23,18 @@ from .test_triton import (  # noqa: F401  (fixtures)
     tied_times,
     uneven_times,
 )
-from .triton_cases import VELOCITIES, cotangent, errors, exact, make_inputs, memory_full_of_nan, run
+from .triton_cases import (
+    VELOCITIES,
+    assert_within,
+    cotangent,
+    errors,
+    exact,
+    gap_moments,
+    make_inputs,
+    memory_full_of_nan,
+    plain,
+    run,
+)
 
 attend = importlib.import_module("osciformer.ops.attention.fused.attend")
 launch = importlib.import_module("osciformer.ops.attention.fused.launch")
@@ -65,24 +75,6 @@ def no_blocked(monkeypatch):
 # --- Moments over gaps, against the closed forms of `blocked`. ------------------------------------
 
 
-def moments_over_gaps(kind, q, weight, bank, times, omega, zeta):
-    """Return ``[B, H, 2, N - 1, C]`` float64."""
-    gap, heads = torch.diff(times)[..., None], omega.shape[0]
-    omega, zeta = omega.flatten(), zeta.flatten()
-    m = moments(gap, omega, zeta)
-    if kind == "line":
-        q = q.flatten(-2)
-        begin, step = q[:, :-1], torch.diff(q, dim=1)
-        found = linear_integral(m, gap, omega, begin, step, is_drift=False)
-    else:
-        cos, sin = weight.permute(3, 0, 2, 1, 4).flatten(-2).unsqueeze(-2)
-        found = sinusoid_integral(
-            times[:, :-1, None] - 0.25, gap, cos, sin, bank, omega, zeta, m, is_drift=False
-        )
-        found = [x.squeeze(-2) for x in found]
-    return torch.stack(found, 1).unflatten(-1, (heads, -1)).permute(0, 3, 1, 2, 4)
-
-
 @pytest.mark.parametrize(
     ("kind", "is_precise", "tolerance"),
     [("line", True, 2e-6), ("modes", True, 2e-6), ("modes", False, 1e-4)],
@@ -101,14 +93,16 @@ def test_moments_over_gaps_and_their_gradients(kind, is_precise, tolerance):
     spectrum = torch.stack([omega * zeta, omega**2])
     with memory_full_of_nan():
         if kind == "line":
+            path = LinearPath(q, x["times"])
             got = paths.moments_of_line(q.float(), spectrum, x["times"], 128)
         else:
             origin = torch.full((1, 1), 0.25, dtype=DOUBLE)
+            path = SinusoidPath(bank, None, *weight[:, None].unbind(-2), origin)
             got = paths.moments_of_modes(
                 weight, bank, spectrum, x["times"], origin, 128, is_precise=is_precise
             )
     assert not got[:, :, 69:].any()
-    want = moments_over_gaps(kind, q, weight, bank, x["times"], omega, zeta)
+    want = gap_moments(path, x["times"], omega, zeta)
     # How large they can be: the first is an integral over the gap, the second a slower one.
     gap = torch.diff(x["times"])[:, None, :, None]
     size = torch.stack([gap.expand(-1, 2, -1, 16), gap * gap / (1 + gap * omega[:, None])], dim=2)
@@ -360,14 +354,27 @@ def test_ragged_masks_with_nan_in_absent_tokens():
 # --- Precision, gradients, graphs. ----------------------------------------------------------------
 
 
+@pytest.mark.parametrize("value", ["average", "point"])
+@pytest.mark.parametrize("query", QUERIES)
+def test_the_yardstick_of_precision_is_the_formula(query, value):
+    times = tied_times(12, [(0, 1), (4, 6)])
+    x = exact(path_inputs(query, 1, 12, heads=2, times=times))
+    got = plain(x, DOUBLE, query=query, value=value, budget=12 * 12 * 2 * 5)
+    assert_close(got, run(x, backend="reference", query=query, value=value), 1e-11)
+
+
 @pytest.mark.usefixtures("rounding_to_nearest", "short_spans")
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
-def test_half_precision(dtype):
-    x = path_inputs("linear", 1, 140, dtype=dtype)
-    got = run(x, backend="triton", query="linear")
+@pytest.mark.parametrize(
+    ("query", "dtype"),
+    [("linear", torch.bfloat16), ("ridge", torch.bfloat16), ("linear", torch.float16)],
+    ids=["linear-bf16", "ridge-bf16", "linear-fp16"],
+)
+def test_half_precision_errs_as_plain_pytorch_does(query, dtype):
+    x = path_inputs(query, 1, 140, dtype=dtype)
+    got = run(x, backend="triton", query=query)
     assert got["out"].dtype == got["q"].dtype == got["key_velocity"].dtype == dtype
-    found = errors(got, run(exact(x), backend="blocked", query="linear"))
-    assert max(found.values()) <= 4 * torch.finfo(dtype).eps, found
+    want = run(exact(x), backend="blocked", query=query)
+    assert_within(errors(got, want), errors(plain(x, dtype, query=query), want), dtype)
 
 
 def test_gradients_of_a_few_inputs_alone():

@@ -7,8 +7,12 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
-from osciformer.math.oscillator import moments
+from osciformer.math.oscillator import moments, propagator
+from osciformer.ops.attention.blocked.sinusoids import sinusoid_integral
+from osciformer.ops.attention.blocked.spans import linear_integral
+from osciformer.ops.attention.query import LinearPath, resolve_query
 from osciformer.ops.padding import clean_times
 
 from .cases import DOUBLE, SPECTRA, call
@@ -71,21 +75,24 @@ def exact(x):
     return {name: t.double() for name, t in x.items()}
 
 
-def cotangent(out):
+def cotangent(out, seed=9):
     """Return the direction that gradients are taken along."""
-    g = torch.Generator().manual_seed(9)
+    g = torch.Generator().manual_seed(seed)
     return torch.randn(out.shape, generator=g, dtype=DOUBLE).to(out.device)
 
 
-def run(x, *, frozen=(), **options):
-    """Return the output and the gradient of every input but times and those in `frozen`."""
+def run(x, *, frozen=(), seed=9, **options):
+    """Return the output and the gradient of every input but times and those in `frozen`.
+
+    `seed` is that of the direction that gradients are taken along.
+    """
     leaves = {
         name: t.detach().clone().requires_grad_()
         for name, t in x.items()
         if not name.endswith("times") and name not in frozen
     }
     out = call(x | leaves, **options)
-    loss = (out.double() * cotangent(out)).sum()
+    loss = (out.double() * cotangent(out, seed)).sum()
     grads = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
     found = {"out": out.detach()}
     for (name, leaf), grad in zip(leaves.items(), grads, strict=True):
@@ -118,12 +125,25 @@ def memory_full_of_nan():
         yield shapes
 
 
-def plain(x, dtype, *, value="average", direction="causal", mask=None, budget=2**22):
+def plain(
+    x,
+    dtype,
+    *,
+    query="hold",
+    value="average",
+    direction="causal",
+    mask=None,
+    budget=2**22,
+    seed=9,
+):
     """Return what `run` returns, from the formula written pair by pair in plain PyTorch.
 
     Closed forms are evaluated in float64 and rounded to `dtype`; all else, the moved keys and
     values, their products, the softmax and its gradient, is PyTorch's arithmetic in `dtype`. Rows
     are taken in chunks of `budget` pairs times channels; chunks are summed in float64.
+
+    Under a path that all rows share (causal self-attention without a mask) the closed forms of
+    keys are averages of path times propagator (`path_factors`).
     """
     names = [name for name in x if not name.endswith("times")]
     rows = x.get("query_times", x.get("times"))
@@ -136,54 +156,146 @@ def plain(x, dtype, *, value="average", direction="causal", mask=None, budget=2*
         absent_rows = ~mask[..., None, None]
     batch, num_keys, heads, channels = x["k"].shape
     step = max(1, budget // (batch * num_keys * heads * channels))
-    direction_of_loss = cotangent(x["q"])
+    direction_of_loss = cotangent(x.get("q", x["k"]), seed)
     sums = {name: torch.zeros(x[name].shape, dtype=DOUBLE, device=keys.device) for name in names}
+    of_path, factors = {}, []
+    if query != "hold":
+        assert direction == "causal"
+        assert mask is None
+        in_path = [n for n in names if n not in ("k", "v", *VELOCITIES) and "value" not in n]
+        of_path = {name: x[name].detach().double().requires_grad_() for name in in_path}
+        factors = path_factors(of_path, keys, query, budget)
+    to_factors = [torch.empty_like(f) for f in factors]
     outs = []
     for start in range(0, rows.shape[1], step):
         part = slice(start, start + step)
         leaves = {}
         for name in names:
-            kept = x[name].detach().to(DOUBLE if name in SPECTRA else dtype)
-            leaves[name] = (kept[:, part] if name == "q" else kept).requires_grad_()
+            if name not in of_path:
+                kept = x[name].detach().to(DOUBLE if name in SPECTRA else dtype)
+                leaves[name] = (kept[:, part] if name == "q" else kept).requires_grad_()
         gap = rows[:, part, None] - keys[:, None]
         seen = present[:, None] & ((gap >= 0) | (direction == "bidirectional"))
         s = torch.where(seen, gap.abs(), 0.0)[:, None, :, :, None]  # [B, 1, R, N, 1]
-        moved = [
-            _moved(leaves, s, role, side, dtype, is_average=side == "key" or value == "average")
-            for role, side in (("k", "key"), ("v", "value"))
-        ]
-        q = leaves["q"]
-        q = q if absent_rows is None else q.masked_fill(absent_rows[:, part], 0.0)
-        q = q.transpose(1, 2)[..., None]
-        logits = (moved[0] @ q).squeeze(-1) * (1.0 / math.sqrt(channels))
+        held = [f[:, :, part].detach().to(dtype).requires_grad_() for f in factors]
+        if query == "hold":
+            q = leaves["q"]
+            q = q if absent_rows is None else q.masked_fill(absent_rows[:, part], 0.0)
+            forms = _forms(leaves, s, "key", dtype, is_average=True)
+            logits = (_moved(leaves, "k", "key", *forms) @ q.transpose(1, 2)[..., None]).squeeze(-1)
+        else:
+            logits = _moved(leaves, "k", "key", *held).sum(-1)
+        logits = logits * (1.0 / math.sqrt(channels))
         seen = seen[:, None]
         logits = logits.masked_fill(~seen, float("-inf"))
         logits = torch.where(seen.any(-1, keepdim=True), logits, 0.0)
         weights = torch.where(seen, logits.softmax(-1), 0.0)
-        out = (weights[..., None, :] @ moved[1]).squeeze(-2).transpose(1, 2)
+        forms = _forms(leaves, s, "value", dtype, is_average=value == "average")
+        moved = _moved(leaves, "v", "value", *forms)
+        out = (weights[..., None, :] @ moved).squeeze(-2).transpose(1, 2)
         loss = (out.double() * direction_of_loss[:, part]).sum()
-        grads = torch.autograd.grad(loss, list(leaves.values()))
+        grads = list(torch.autograd.grad(loss, [*leaves.values(), *held]))
+        for to in reversed(to_factors):
+            to[:, :, part] = grads.pop()
         for name, grad in zip(leaves, grads, strict=True):
             (sums[name][:, part] if name == "q" else sums[name]).add_(grad)
         outs.append(out.detach())
-    tokens = {name: s.to(DOUBLE if name in SPECTRA else dtype) for name, s in sums.items()}
+    if of_path:
+        grads = torch.autograd.grad(factors, list(of_path.values()), to_factors)
+        for name, grad in zip(of_path, grads, strict=True):
+            sums[name].add_(grad)
+    tokens = {name: s.to(dtype if s.ndim == 4 else DOUBLE) for name, s in sums.items()}
     return {"out": torch.cat(outs, 1)} | tokens
 
 
-def _moved(leaves, s, role, side, dtype, *, is_average):
-    """Return every key (or value) as each row meets it, ``[B, H, R, N, C]``."""
+def _forms(leaves, s, side, dtype, *, is_average):
+    """Return what multiplies position and velocity of a token after `s`, ``[B, H, R, N, C]``."""
     omega, zeta = (leaves[f"{side}_{n}"][:, None, None] for n in ("omega", "zeta"))
     m = moments(s, omega, zeta)
     first, second = 1.0 - omega**2 * m.i12, m.g12
     if is_average:
         length = torch.where(s > 0, s, 1.0)
         first, second = 1.0 - omega**2 * (m.k12 / length), m.i12 / length
-    start = leaves[role].transpose(1, 2)[:, :, None]
-    moved = first.to(dtype) * start
+    return first.to(dtype), second.to(dtype)
+
+
+def _moved(leaves, role, side, first, second):
+    """Return every key (or value) as each row meets it, ``[B, H, R, N, C]``."""
+    moved = first * leaves[role].transpose(1, 2)[:, :, None]
     velocity = leaves.get(f"{side}_velocity")
     if velocity is not None:
-        moved = moved + second.to(dtype) * velocity.transpose(1, 2)[:, :, None]
+        moved = moved + second * velocity.transpose(1, 2)[:, :, None]
     return moved
+
+
+def gap_moments(path, times, omega, zeta):
+    """Return a shared path's integrals over gaps, ``[B, H, 2, N - 1, C]`` float64.
+
+    Against the propagator's first row, by the closed forms of `blocked`.
+    """
+    gap, heads = torch.diff(times)[..., None], omega.shape[0]
+    omega, zeta = omega.flatten(), zeta.flatten()
+    m = moments(gap, omega, zeta)
+    if isinstance(path, LinearPath):
+        q = path.q.flatten(-2)
+        begin, step = q[:, :-1], torch.diff(q, dim=1)
+        found = linear_integral(m, gap, omega, begin, step, is_drift=False)
+    else:
+        assert path.constant is None
+        # [B, 1, H, J, C] to [B, J, 1, H C]
+        weights = (w[:, 0].transpose(1, 2).flatten(-2).unsqueeze(-2) for w in (path.cos, path.sin))
+        start = (times[:, :-1] - path.origin)[..., None]
+        found = sinusoid_integral(start, gap, *weights, path.omega, omega, zeta, m, is_drift=False)
+        found = [x.squeeze(-2) for x in found]
+    return torch.stack(list(found), 1).unflatten(-1, (heads, -1)).permute(0, 3, 1, 2, 4)
+
+
+def path_factors(inputs, times, query, budget):
+    """Return what multiplies positions and velocities of keys under a shared path.
+
+    Two tensors ``[B, H, N, N, C]`` float64: the average over each pair's gap of the path times the
+    propagator's first row; at a tie the path at the row. Channels are taken a few at a time, as
+    many as `budget` allows, and again in the backward pass.
+    """
+    params = {
+        name.removeprefix("mode_").replace("bank", "omega"): t
+        for name, t in inputs.items()
+        if name == "bank" or name.startswith("mode_")
+    }
+    if query == "ridge":
+        params["ridge"] = 1e-3  # as in `call`
+    path = resolve_query(query, inputs.get("q"), times, params)
+    omega, zeta = inputs["key_omega"], inputs["key_zeta"]
+    moment = gap_moments(path, times, omega, zeta)
+    own = path.q if query == "linear" else path.evaluate(times[:, None])[:, 0]
+    step = max(1, budget // (times.shape[0] * times.shape[1] ** 2 * omega.shape[0]))
+    parts = []
+    for start in range(0, omega.shape[1], step):
+        few = slice(start, start + step)
+        given = (moment[..., few], own[..., few], times, omega[:, few], zeta[:, few])
+        parts.append(checkpoint(_average_path, *given, use_reentrant=False))
+    return [torch.cat(part, -1) for part in zip(*parts, strict=True)]
+
+
+def _average_path(moment, own, times, omega, zeta):
+    """Do what `path_factors` does, as sums over the gaps between key and row."""
+    place = torch.arange(times.shape[1], device=times.device)
+    since = (times[:, :-1, None] - times[:, None]).clamp(min=0)  # [B, N - 1, N]
+    spectrum = (omega[:, None, None], zeta[:, None, None])
+    p11, p12, p21, p22 = propagator(since[:, None, ..., None], *spectrum)
+    is_later = (place[:-1, None] >= place)[..., None]
+    gap = (times[:, :, None] - times[:, None])[:, None, ..., None]
+    apart = gap > 0
+    first, second = (m[..., None, :] for m in moment.unbind(2))
+    found = []
+    for to_first, to_second, tied in (
+        (p11, p21, own.transpose(1, 2)[:, :, :, None]),
+        (p12, p22, 0.0),
+    ):
+        gained = torch.where(is_later, first * to_first + second * to_second, 0.0).cumsum(2)
+        total = torch.nn.functional.pad(gained, (0, 0, 0, 0, 1, 0))
+        found.append(torch.where(apart, total / torch.where(apart, gap, 1.0), tied))
+    return tuple(found)
 
 
 def errors(got, want):
