@@ -174,6 +174,29 @@ def test_demo_compares_and_leaves_a_usable_model(cli: Call, tmp_path: Path) -> N
     assert cli("demo", "--size=60", "--epochs=1", "-o", run).code == 0  # replaces the first
 
 
+def test_demo_computes_in_one_thread_and_leaves_their_number(
+    cli: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    from osciformer.cli import training
+
+    seen: list[int] = []
+
+    def fail(*_: object, **__: object) -> None:
+        seen.append(torch.get_num_threads())
+        raise OSError("no training here")
+
+    monkeypatch.setattr(training, "train", fail)
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        assert cli("demo", "--size=60", "-o", tmp_path / "demo").code == 1
+        assert (seen, torch.get_num_threads()) == ([1], 3)
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_demo_data_are_small_and_attributed() -> None:
     folder = files("osciformer") / "demo_data"
     size = sum(len((folder / f"stays-{part}.parquet").read_bytes()) for part in ("train", "test"))

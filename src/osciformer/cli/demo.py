@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
@@ -74,18 +76,36 @@ def demo(
         run_dir=output,
         verbose=training.verbosity("auto"),
     )
-    training.train(
-        estimator,
-        folder,
-        train,
-        settings=given,
-        facts={"table": TRAIN, "series": len(train), "features": train.feature_names},
-    )
-    for name in (TRAIN, TEST, ATTRIBUTION):
-        shutil.copyfile(str(source / name), output / name)
-    _compare(estimator, train, test, output, seed)
+    with _one_thread():
+        training.train(
+            estimator,
+            folder,
+            train,
+            settings=given,
+            facts={"table": TRAIN, "series": len(train), "features": train.feature_names},
+        )
+        for name in (TRAIN, TEST, ATTRIBUTION):
+            shutil.copyfile(str(source / name), output / name)
+        _compare(estimator, train, test, output, seed)
     typer.echo(f"{time.perf_counter() - started:.0f} s in all; picture: {output / 'curves.png'}\n")
     typer.echo(NEXT.format(run=output, train=TRAIN, test=TEST))
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Compute in one thread: more make so small a model no faster.
+
+    And where other programs keep a core busy, threads that wait for each other at every step take
+    many times as long.
+    """
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _compare(estimator: Any, train: Any, test: Any, output: Path, seed: int) -> None:
