@@ -141,7 +141,7 @@ class Attention(torch.nn.Module):
         return call({"q": q, "k": k, "v": v, "times": times} | learned, query=self.query)
 
 
-@pytest.mark.parametrize("query", ["hold", "linear", "ridge"])
+@pytest.mark.parametrize("query", ["hold", "linear", pytest.param("ridge", marks=pytest.mark.slow)])
 def test_export_gives_the_same_for_any_batch_size(query):
     x = with_mode(make_case(3, 6, extras=False), query)
     module = Attention(x, query)

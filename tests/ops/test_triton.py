@@ -150,6 +150,7 @@ def test_every_stage_with_ties_and_a_mask(value, monkeypatch):
     check(make_inputs(1, 140, times=times), judge="blocked", value=value, mask=mask)
 
 
+@pytest.mark.slow  # some 25 seconds
 def test_spans_of_spans_in_long_series(monkeypatch):
     # Spans of two tiles, then of four: both are needed from 513 tokens on.
     monkeypatch.setattr("osciformer.ops.attention.fused.tiling.SPAN", 128)
