@@ -425,6 +425,18 @@ def test_the_page_marks_the_best_and_what_is_within_the_spread(toy_task):
     assert len(content["rows"]) == 7
 
 
+def test_a_score_that_some_runs_lack_is_counted_and_is_never_the_best(toy_task):
+    rows = [cell("osciformer", n, -1.0, accuracy=0.5) for n in (1, 2)]
+    rows += [cell("mtan", 1, -1.1, accuracy=0.9), cell("mtan", 2, -1.1, accuracy=None)]
+    page = report.markdown(rows, [], "osciformer bench events")
+    overview = page.split("## Overview: accuracy")[1].split("## folds")[0]
+    assert "| mTAN | 0.900 (1) |" in overview
+    assert "| OsciFormer, mixture | **0.500 ± 0.000** \\* |" in overview
+    (line,) = [row for row in page.split("## folds")[1].splitlines() if "| mTAN" in row]
+    assert line.startswith("| mTAN | 2 | -1.100 ± 0.000 |")
+    assert "| 0.900 (1) |" in line
+
+
 # Scores.
 
 

@@ -13,7 +13,7 @@ from osciformer.data import IrregularSeries
 from osciformer.estimators import OsciFormerClassifier, load_estimator
 from osciformer.estimators.supervised import OSCIFORMER_DEFAULTS
 from osciformer.saving import ModelFileError
-from osciformer.train import TrainingInterrupted
+from osciformer.train import TrainingInterrupted, scores
 from osciformer.train.run_folder import CheckpointError
 
 from .toy import TINY, frequencies, two_levels
@@ -158,6 +158,29 @@ def test_run_from_before_foresight_goes_on_without_it(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"settings: foresight was 0\.0, is 0\.5\. Use"):
         OsciFormerClassifier(**settings, foresight=0.5).fit(X)
     assert OsciFormerClassifier(**settings).fit(X).n_iter_ == 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_latest"),
+    [
+        ({"monitor": "auroc"}, True),
+        ({"monitor": "loss"}, False),
+        ({"monitor": "auroc", "keep_latest": False}, False),
+        ({"monitor": "loss", "keep_latest": True}, True),
+    ],
+    ids=str,
+)
+def test_the_latest_epoch_is_kept_where_auroc_decides(
+    settings: dict[str, Any], is_latest: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # So large an error that all epochs are as good as the best, which is the first: the labels of
+    # validation are those of training turned around.
+    monkeypatch.setattr(scores, "class_errors", lambda *_: {"auroc": 1.0, "loss": 100.0})
+    X, other = two_levels(40), two_levels(20, seed=1)
+    turned = np.where(other.labels == "a", "b", "a")
+    model = OsciFormerClassifier(**{**TINY, "max_epochs": 6, "weight_averaging": 0.0}, **settings)
+    model.fit(X, validation_data=(other, turned))
+    assert (model.best_epoch_, model.n_iter_) == (5 if is_latest else 0, 6)
 
 
 def test_average_of_the_weights_is_kept_by_default() -> None:

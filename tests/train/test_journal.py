@@ -73,10 +73,12 @@ def test_less_is_better_for_losses(follow):
     assert follow([0.5, 0.4, 0.42, 0.6], error=0.05, monitor="loss").best_epoch == 2
 
 
-def test_patience_counts_from_the_epoch_that_is_kept(follow):
-    journal = follow([0.80, 0.79, 0.70, 0.70, 0.70, 0.90], error=0.02, patience=3)
-    assert journal.stopped_early
-    assert (journal.best_epoch, len(journal.history)) == (1, 5)
+def test_patience_counts_from_the_best_epoch_and_not_from_the_one_that_is_kept(follow):
+    for keep_latest, kept in ((True, 2), (False, 0)):
+        values = [0.80, 0.70, 0.79, 0.70, 0.90]
+        journal = follow(values, error=0.02, patience=3, keep_latest=keep_latest)
+        assert journal.stopped_early
+        assert (journal.best_epoch, len(journal.history)) == (kept, 4)
 
 
 def test_a_continued_journal_keeps_the_reach(follow):
@@ -85,6 +87,18 @@ def test_a_continued_journal_keeps_the_reach(follow):
     other.load_state_dict(journal.state_dict())
     assert other._is_hardly_worse(0.775)
     assert not other._is_hardly_worse(0.765)
+
+
+def test_a_continued_journal_goes_on_waiting(follow):
+    state = follow([0.80, 0.70, 0.79, 0.70], error=0.02).state_dict()
+    assert (state["best_epoch"], state["waited"]) == (2, 3)
+    journal = journals.Journal("auroc", 5, True, True)
+    journal.load_state_dict(state)
+    assert journal.waited == 3
+    # An older checkpoint kept the best epoch alone and did not say how long it had waited.
+    del state["waited"]
+    journal.load_state_dict({**state, "best_epoch": 0})
+    assert journal.waited == 3
 
 
 def test_errors_are_those_of_resampled_series():

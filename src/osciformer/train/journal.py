@@ -49,6 +49,7 @@ class Journal(pl.Callback):
         self.keep_latest = keep_latest
         self.history: list[dict[str, float]] = []
         self.best_epoch = -1
+        self.waited = 0
         self.best_value = math.nan
         self.best_error = 0.0
         self.best_weights: dict[str, Tensor] | None = None
@@ -85,6 +86,7 @@ class Journal(pl.Callback):
             return
         value = pl_module.metrics[self.monitor]
         is_better = self._is_better(value)
+        self.waited = 0 if is_better else self.waited + 1
         if is_better:
             self.best_value = value
             error = pl_module.errors.get(self.monitor, 0.0) if self.keep_latest else 0.0
@@ -93,8 +95,7 @@ class Journal(pl.Callback):
             self.best_epoch = len(self.history) - 1
             if self.restore_best:
                 self.best_weights = current_weights(trainer)
-        waited = len(self.history) - 1 - self.best_epoch
-        if self.patience is not None and waited >= self.patience:
+        if self.patience is not None and self.waited >= self.patience:
             trainer.should_stop = self.stopped_early = True
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -122,6 +123,7 @@ class Journal(pl.Callback):
         return {
             "history": self.history,
             "best_epoch": self.best_epoch,
+            "waited": self.waited,
             "best_value": self.best_value,
             "best_error": self.best_error,
             "best_weights": self.best_weights,
@@ -129,6 +131,8 @@ class Journal(pl.Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on where a run stopped."""
+        # Checkpoints from before epochs were kept that are a little worse than the best lack it.
+        self.waited = len(state_dict["history"]) - 1 - state_dict["best_epoch"]
         for name, value in state_dict.items():
             setattr(self, name, value)
 

@@ -51,9 +51,9 @@ Bold: the best neural model. \\*: the best of all fitted models; both of those w
 standard error; ≈ where 0 lies within the 95 % interval of Student's t, which knows folds or seeds
 and not the size of the test part. Models without randomness have one run where only seeds differ. A
 row "head by dev" takes, at each repeat, the head of OsciFormer with the best dev LL; the dev LL of
-a blended row is that of its network alone. In brackets: how many runs there are, where that is
-fewer than of others. Seconds of an epoch are those of training alone, one model at a time
-(`--speed`); a dash where that was not measured."""
+a blended row is that of its network alone. In brackets: how many runs have the score, where that
+is fewer than of others; some were scored by their likelihood alone. Seconds of an epoch are those
+of training alone, one model at a time (`--speed`); a dash where that was not measured."""
 
 
 def markdown(rows: Sequence[Row], speeds: Sequence[Row], command: str) -> str:
@@ -94,16 +94,14 @@ def _overview(rows: Sequence[Row], datasets: Sequence[str], key: str) -> list[st
     for name in names:
         line = [title_of(name)]
         for dataset in datasets:
-            found = len(cells[dataset].get(name, {}))
             wanted = max(len(of_model) for of_model in cells[dataset].values())
-            is_short = 0 < found < wanted and not is_constant(name, dataset)
-            short = f" ({found})" if is_short else ""
-            line.append(_score(cells[dataset], name, key) + short)
+            line.append(_score(cells[dataset], name, key, runs=wanted))
         body.append(line)
     return _markdown_table(["model", *(TASKS[dataset].title for dataset in datasets)], body)
 
 
-def _score(cells: dict[str, dict[int, Row]], name: str, key: str) -> str:
+def _score(cells: dict[str, dict[int, Row]], name: str, key: str, *, runs: int) -> str:
+    """Return mean and spread, with the number of runs that have the score if that is short."""
     spread = spread_of(cells.get(name, {}), key)
     if spread is None or (key.startswith("accuracy") and _num_types(cells) == 1):
         return "-"
@@ -113,7 +111,10 @@ def _score(cells: dict[str, dict[int, Row]], name: str, key: str) -> str:
         text += f" ± {forms[1].format(spread.sd)}"
     if name == best_of(cells, key, ("neural",)):
         text = f"**{text}**"
-    return text + (" \\*" if name == best_of(cells, key, _FITTED) else "")
+    if name == best_of(cells, key, _FITTED):
+        text += " \\*"
+    is_short = spread.count < runs and not is_constant(name, _first(cells)["dataset"])
+    return text + (f" ({spread.count})" if is_short else "")
 
 
 def _num_types(cells: dict[str, dict[int, Row]]) -> int:
@@ -182,7 +183,8 @@ def _table(rows: Sequence[Row], speeds: Sequence[Row], dataset: str) -> list[str
     body = []
     for name in _names(cells):
         of_model = cells[name]
-        line = [title_of(name), str(len(of_model)), *(_score(cells, name, key) for key in keys)]
+        runs = len(of_model)
+        line = [title_of(name), str(runs), *(_score(cells, name, key, runs=runs) for key in keys)]
         line.append(_delta(deltas.get(name)))
         dev = spread_of(of_model, "dev_ll")
         line.append("-" if dev is None else f"{dev.mean:.3f}")

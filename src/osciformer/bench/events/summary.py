@@ -186,7 +186,7 @@ def title_of(name: str) -> str:
 def best_of(cells: dict[str, dict[int, Row]], key: str, kinds: Sequence[str]) -> str | None:
     """Return the model with the best mean of a score among some kinds, or None.
 
-    Those with fewer runs than others are left out, unless their runs would all be alike.
+    Those of which fewer runs have the score are left out, unless their runs would all be alike.
     """
     most = max((len(of_model) for of_model in cells.values()), default=0)
     means = {}
@@ -195,6 +195,6 @@ def best_of(cells: dict[str, dict[int, Row]], key: str, kinds: Sequence[str]) ->
         if spread is None or kind_of(name) not in kinds:
             continue
         dataset = next(iter(of_model.values()))["dataset"]
-        if len(of_model) == most or is_constant(name, dataset):
+        if spread.count == most or is_constant(name, dataset):
             means[name] = spread.mean if SCORES[key] else -spread.mean
     return max(means, key=lambda name: means[name]) if means else None
