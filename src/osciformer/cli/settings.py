@@ -30,7 +30,7 @@ class Setting:
         help: What it means.
         default: What holds if it is not given.
         is_optional: Whether `none` is allowed.
-        is_automatic: Whether `auto` is allowed where a number, or true or false, is wanted.
+        is_automatic: Whether `auto` is allowed where a number is wanted.
         tasks: Tasks that it belongs to.
         parameter: Name in Python, if it is another one.
         short: A further flag.
@@ -297,11 +297,7 @@ TRAINING_SETTINGS = _in_panel(
     _automatic("patience", "Epochs without improvement: a number, auto or none.", is_optional=True),
     Setting("monitor", "text", "Metric that picks the best epoch.", "auto"),
     Setting(
-        "keep_latest",
-        "switch",
-        "Keep the latest epoch within a standard error of the best; auto: if AUROC decides.",
-        "auto",
-        is_automatic=True,
+        "keep_latest", "switch", "Keep the latest epoch within a standard error of the best.", False
     ),
     Setting(
         "class_weight",

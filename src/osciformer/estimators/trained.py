@@ -47,8 +47,7 @@ class TrainedEstimator(BaseEstimator):
         validation_fraction: Part of the training series that is kept for early stopping, unless
             `fit` is given validation data; 0 for none, and then the last epoch's weights stay.
         keep_latest: Take for the best epoch the latest one whose validation metric is worse than
-            the best by no more than its standard error, where that is known; `auto` does so where
-            AUROC decides.
+            the best by no more than its standard error, where that is known.
         patience: Epochs without improvement after which training stops; None for no stopping,
             `auto` for a quarter of `max_epochs`, at least 5.
         monitor: Validation metric that picks the best epoch, or `auto`.
@@ -79,7 +78,7 @@ class TrainedEstimator(BaseEstimator):
     gradient_clip: float | None = 1.0
     weight_averaging: float = 0.0
     validation_fraction: float = 0.1
-    keep_latest: bool | Auto = "auto"
+    keep_latest: bool = False
     patience: int | Auto | None = "auto"
     monitor: str = "auto"
     precision: str = "32-true"

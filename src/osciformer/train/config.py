@@ -36,8 +36,8 @@ class TrainConfig:
         restore_best: Return the weights of the best epoch, not those of the last.
         keep_latest: Take for the best epoch the latest one whose validation metric is worse than
             the best by no more than its standard error. A small validation part cannot tell such
-            epochs apart, and the later ones have the smaller learning rates. `auto` does so where
-            AUROC decides. Training stops when it would anyhow.
+            epochs apart, and the later ones have the smaller learning rates. Training
+            stops when it would anyhow.
         precision: `32-true`, `bf16-mixed` or `16-mixed`.
         accelerator: `auto` (a GPU if there is one), `cpu` or `gpu`.
         devices: Processes on each machine; under `torchrun` it decides, and this is not looked at.
@@ -63,7 +63,7 @@ class TrainConfig:
     patience: int | None = 5
     monitor: str = "auto"
     restore_best: bool = True
-    keep_latest: bool | Literal["auto"] = False
+    keep_latest: bool = False
     precision: Precision = "32-true"
     accelerator: Accelerator = "auto"
     devices: int = 1
@@ -86,7 +86,6 @@ class TrainConfig:
             "positive or None",
         )
         self._check("weight_averaging", 0 <= self.weight_averaging < 1, "from 0 to below 1")
-        self._check("keep_latest", self.keep_latest in (True, False, "auto"), "a bool or 'auto'")
         self._check("patience", self.patience is None or self.patience >= 1, "at least 1, or None")
         for name, allowed in (
             ("precision", get_args(Precision)),

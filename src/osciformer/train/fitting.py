@@ -111,8 +111,7 @@ def fit(
         run_folder.check_checkpoint(checkpoint, config, setup, model)
     folder = None if run_dir is None else Path(run_dir)
     monitor = None if validation is None else task.resolve_monitor(config.monitor)
-    keep_latest = monitor == "auroc" if config.keep_latest == "auto" else config.keep_latest
-    journal = journals.Journal(monitor, config.patience, config.restore_best, keep_latest)
+    journal = journals.Journal(monitor, config.patience, config.restore_best, config.keep_latest)
     callbacks: list[Any] = [journal]
     if config.weight_averaging:
         callbacks.insert(0, averaging.WeightAverage(config.weight_averaging))
