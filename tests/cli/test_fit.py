@@ -350,6 +350,8 @@ def test_ctrl_c_leaves_a_checkpoint(tables: Path, tmp_path: Path) -> None:
         stderr=subprocess.PIPE,
         text=True,
         env=environment(),
+        # What a shell starts in the background ignores Ctrl-C, and so does all that it starts.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     while not (run / "last.ckpt").is_file() and process.poll() is None:
         time.sleep(0.05)
