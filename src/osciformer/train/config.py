@@ -36,8 +36,8 @@ class TrainConfig:
         restore_best: Return the weights of the best epoch, not those of the last.
         keep_latest: Take for the best epoch the latest one whose validation metric is worse than
             the best by no more than its standard error. A small validation part cannot tell such
-            epochs apart, and the later ones have the smaller learning rates. Training
-            stops when it would anyhow.
+            epochs apart, and the later ones have the smaller learning rates. Training stops when it
+            would anyhow.
         precision: `32-true`, `bf16-mixed` or `16-mixed`.
         accelerator: `auto` (a GPU if there is one), `cpu` or `gpu`.
         devices: Processes on each machine; under `torchrun` it decides, and this is not looked at.

@@ -34,6 +34,7 @@ class Journal(pl.Callback):
     Attributes:
         history: One dict of numbers per finished epoch.
         best_epoch: The best epoch, or -1.
+        waited: Epochs since the metric was at its best; patience counts them.
         weights: Weights of the best epoch, or of the last one; set at the end of training.
         stopped_early: Whether patience ran out.
     """
@@ -131,7 +132,7 @@ class Journal(pl.Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on where a run stopped."""
-        # Checkpoints from before epochs were kept that are a little worse than the best lack it.
+        # Older checkpoints lack it: patience counted from the epoch that is kept.
         self.waited = len(state_dict["history"]) - 1 - state_dict["best_epoch"]
         for name, value in state_dict.items():
             setattr(self, name, value)
