@@ -1,4 +1,4 @@
-"""What every test shares: one seed, two threads."""
+"""What every test shares: one seed, at most two threads."""
 
 from __future__ import annotations
 
@@ -27,8 +27,12 @@ if importlib.util.find_spec("hypothesis") is not None:
 
 
 def pytest_configure() -> None:
-    """Keep to two threads, so that a run on a small machine and on a large one agree."""
-    torch.set_num_threads(min(2, torch.get_num_threads()))
+    """Keep to two threads, so that a run on a small machine and on a large one agree.
+
+    Several processes have one thread each: they wait for each other in vain otherwise.
+    """
+    most = 1 if "PYTEST_XDIST_WORKER" in os.environ else 2
+    torch.set_num_threads(min(most, torch.get_num_threads()))
 
 
 @pytest.fixture(autouse=True)
