@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from .cases import DOUBLE, call
-from .interpreter_cases import triton  # noqa: F401  (skips where there is none)
-from .triton_cases import make_inputs
+from .interpreter_cases import assert_close
+from .triton_cases import exact, make_inputs, run
 
 # A function of that name hides the module.
 way_in = importlib.import_module("osciformer.ops.attention.fused.attend")
@@ -55,6 +55,15 @@ def test_blocked_serves_the_rest_and_says_so_once(reason):
     want = call(x, backend="blocked", **options)
     for each in (got, again):
         torch.testing.assert_close(each, want, rtol=0.0, atol=0.0)
+
+
+@pytest.mark.usefixtures("nothing_said")
+@pytest.mark.parametrize("scale", [0.0, -0.4], ids=str)
+def test_scales_that_no_kernel_serves(scale):
+    x = make_inputs(1, 65)
+    with pytest.warns(UserWarning, match="is not positive"):
+        got = run(x, backend="triton", scale=scale)
+    assert_close(got, run(exact(x), backend="blocked", scale=scale))
 
 
 @pytest.mark.usefixtures("nothing_said")
