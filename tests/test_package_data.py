@@ -15,6 +15,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 DATA = (
     "py.typed",
+    "data/datasets/catalog.toml",
     "demo_data/ATTRIBUTION.txt",
     "demo_data/stays-test.parquet",
     "demo_data/stays-train.parquet",

@@ -7,22 +7,26 @@ import hashlib
 import io
 import os
 import shutil
+import sys
 import threading
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
-from email.message import Message
 from pathlib import Path
 from typing import Any
 
 import pytest
+import requests
 
-from osciformer.data import connection
 from osciformer.data import download as download_module
-from osciformer.data.cache import exclusive, file_sha256
-from osciformer.data.download import Downloaded, download, part_path
+from osciformer.data.download import (
+    Downloaded,
+    TerminalBar,
+    choose_progress,
+    download,
+    file_sha256,
+    part_path,
+)
 from osciformer.data.errors import ChecksumError, DatasetError, DiskFullError, DownloadError
-from osciformer.data.progress import TerminalBar, choose_progress
+from osciformer.data.registry import _exclusive as exclusive
 
 from .file_server import FileServer, closed_address
 
@@ -72,6 +76,21 @@ def test_file_arrives_whole_and_alone(
     assert server.ranges == [None]
 
 
+def test_nothing_is_printed(
+    fetch: Callable[..., Downloaded], capfd: pytest.CaptureFixture[str]
+) -> None:
+    fetch(sha256=None)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_missing_pooch_says_what_to_install(
+    fetch: Callable[..., Downloaded], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pooch", None)
+    with pytest.raises(ImportError, match=r"pip install \"osciformer\[data\]\""):
+        fetch()
+
+
 def test_progress_rises_to_the_total(fetch: Callable[..., Downloaded]) -> None:
     seen: list[tuple[str, int, int | None]] = []
     fetch(progress=lambda *state: seen.append(state))
@@ -94,7 +113,7 @@ def test_an_interrupted_download_goes_on_in_the_next_call(
     server: FileServer, target: Path, fetch: Callable[..., Downloaded]
 ) -> None:
     server.cuts = [HALF]
-    with pytest.raises(DownloadError, match="call again to go on"):
+    with pytest.raises(DownloadError, match="call again to continue"):
         fetch(attempts=1)
     assert not target.exists()
     assert part_path(target).stat().st_size == HALF
@@ -255,7 +274,7 @@ def test_a_wrong_hash_deletes_the_file_and_names_both(
     with pytest.raises(ChecksumError) as info:
         fetch()
     message = str(info.value)
-    assert f"expected {SHA256}, got {got}" in message
+    assert f"expected {SHA256} but got {got}" in message
     assert "OSCIFORMER_DATA" in message
     assert names_in(target.parent) == []
     assert len(server.requests) == 1
@@ -291,12 +310,16 @@ def test_a_passing_fault_is_tried_again(
 
 
 def test_waits_double_and_follow_retry_after(
-    server: FileServer, fetch: Callable[..., Downloaded], monkeypatch: pytest.MonkeyPatch
+    server: FileServer,
+    target: Path,
+    fetch: Callable[..., Downloaded],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     waits: list[float] = []
     monkeypatch.setattr(download_module, "_pause", waits.append)
     server.statuses = [503, 503, 503]
     fetch(backoff=0.5)
+    target.unlink()
     server.statuses = [503]
     server.headers["Retry-After"] = "7"
     fetch(backoff=0.5)
@@ -338,16 +361,27 @@ def test_a_redirect_to_another_scheme_is_not_followed(
 ) -> None:
     server.statuses = [302]
     server.headers["Location"] = "file:///etc/passwd"
-    with pytest.raises(DownloadError, match="302"):
+    with pytest.raises(DownloadError, match="redirect is not followed"):
         fetch(sha256=None)
     assert names_in(target.parent) == []
 
 
-def test_a_redirect_from_https_back_to_http_is_not_followed() -> None:
-    request = urllib.request.Request("https://example.org/file")
-    arguments = (None, 302, "Found", Message(), "http://example.org/file")
-    with pytest.raises(urllib.error.HTTPError, match="'http' is not followed"):
-        connection._SafeRedirects().redirect_request(request, *arguments)
+def test_a_redirect_from_https_back_to_http_is_not_followed(
+    server: FileServer, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    redirect = requests.Response()
+    redirect.status_code = 302
+    redirect.headers["Location"] = server.address("file")
+    redirect.raw = io.BytesIO()
+
+    def answer(adapter: Any, request: Any, **options: Any) -> requests.Response:
+        redirect.request, redirect.url = request, request.url
+        return redirect
+
+    monkeypatch.setattr(requests.adapters.HTTPAdapter, "send", answer)
+    with pytest.raises(DownloadError, match="redirect is not followed"):
+        download(["https://example.org/file"], target)
+    assert server.requests == []
 
 
 def test_a_redirect_within_http_is_followed(

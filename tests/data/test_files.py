@@ -195,5 +195,5 @@ def test_paths_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         read_table(tmp_path, id="id", time="t")
     with pytest.raises(IsADirectoryError, match="is a folder"):
         load_npz(tmp_path)
-    with pytest.raises(ValueError, match="ending that is not known"):
+    with pytest.raises(ValueError, match="unknown ending"):
         read_table(write(tmp_path / "a.xlsx", ""), id="id", time="t")

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from osciformer.data import IrregularSeries, SeriesStatistics, statistics
-from osciformer.data.statistics import ColumnStatistics
+from osciformer.data import IrregularSeries, SeriesStatistics, transforms
+from osciformer.data.transforms import ColumnStatistics
 
 from .series_cases import irregular_series, random_series
 
@@ -44,7 +44,7 @@ def test_chunks_of_rows_give_the_moments_of_the_whole(
 
 
 def test_sampled_quantiles_do_not_depend_on_chunks(monkeypatch: Any) -> None:
-    monkeypatch.setattr(statistics, "SAMPLE_SIZE", 500)
+    monkeypatch.setattr(transforms, "SAMPLE_SIZE", 500)
     values = np.random.default_rng(0).standard_normal((20_000, 1)).astype(np.float32)
     whole = ColumnStatistics(1).update(values).quantile(0.75)
     parts = ColumnStatistics(1)

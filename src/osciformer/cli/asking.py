@@ -80,7 +80,7 @@ def ask(
 def read_times_file(path: Path, saved: Any, ids: np.ndarray) -> Asked:
     """Return times from a table with the time column of training and perhaps its id column."""
     from osciformer.data import Layout
-    from osciformer.data.columns import check_columns, read_codes, read_times
+    from osciformer.data.tables import check_columns, read_codes, read_times
 
     table = read_frame(path)
     settings = {"id": "id", "time": "time"} if saved is None else dict(saved)

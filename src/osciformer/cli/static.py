@@ -23,7 +23,7 @@ def static_elsewhere(given: Mapping[str, Any], path: Path) -> tuple[str, ...]:
     static, labels = given.get("static"), given.get("labels")
     if not static or not labels:
         return ()
-    from osciformer.data.columns import check_columns
+    from osciformer.data.tables import check_columns
 
     here = () if tables.is_self_describing(path) else tuple(tables.column_names(path))
     there = tables.column_names(Path(labels))
@@ -58,7 +58,7 @@ def join_static(
     if labels_id is None:
         raise CommandError("--labels-id is needed: the column of ids in --labels", MISUSED)
     from osciformer.data import join_frame
-    from osciformer.data.combine import add_static
+    from osciformer.data.series import add_static
 
     frame = tables.read_frame(Path(labels))
     found = join_frame(tables.without_rows(data), frame, id=labels_id, static=names).static

@@ -1,13 +1,17 @@
 """Irregular series: containers, readers, transforms and batches."""
 
-from osciformer.data.batches import Batch, collate, uncollate
-from osciformer.data.combine import concatenate
+from osciformer.data.batches import (
+    Batch,
+    LengthBatches,
+    SeriesDataset,
+    collate,
+    make_loader,
+    padding_fraction,
+    uncollate,
+)
 from osciformer.data.errors import UnreadableFileError
 from osciformer.data.files import load_npz, read_csv, read_parquet, read_table, read_ts, save_npz
-from osciformer.data.frames import from_frame, join_frame, to_frame
-from osciformer.data.layout import Layout
-from osciformer.data.loading import SeriesDataset, make_loader
-from osciformer.data.parquet_series import ParquetSeries
+from osciformer.data.parquet_series import ParquetSeries, StreamedBatches, make_stream_loader
 from osciformer.data.registry import (
     dataset_info,
     dataset_path,
@@ -17,13 +21,9 @@ from osciformer.data.registry import (
     list_datasets,
     register_dataset,
 )
-from osciformer.data.sampler import LengthBatches, padding_fraction
-from osciformer.data.series import IrregularSeries
-from osciformer.data.single import SingleSeries
-from osciformer.data.statistics import SeriesStatistics
-from osciformer.data.streamed_batches import StreamedBatches, make_stream_loader
-from osciformer.data.time_axis import TimeAxis
-from osciformer.data.transforms import ColumnScaler, SeriesTransform
+from osciformer.data.series import IrregularSeries, SingleSeries, TimeAxis, concatenate, to_frame
+from osciformer.data.tables import Layout, from_frame, join_frame
+from osciformer.data.transforms import ColumnScaler, SeriesStatistics, SeriesTransform
 
 __all__ = [
     "Batch",

@@ -1,16 +1,20 @@
-"""Padded batches of irregular series."""
+"""Padded batches of irregular series, and loaders that batch series of similar length."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.data import DataLoader, Dataset, Sampler
 
 from osciformer._types import Bool, Float, Int, Tensor
 from osciformer.data.series import IrregularSeries
+
+# Beyond this, larger pools hardly save padding.
+LARGEST_POOL = 100
 
 
 @dataclass(frozen=True)
@@ -121,6 +125,7 @@ def uncollate(batch: Batch) -> list[tuple[Float[np.ndarray, "N"], Float[np.ndarr
 def _pad(
     series: IrregularSeries, index: Int[np.ndarray, "B"]
 ) -> tuple[Float[Tensor, "B N"], Float[Tensor, "B N F"], Bool[Tensor, "B N"]]:
+    """Return times, values and mask of the series at some positions, padded to the longest."""
     starts = series.offsets[index]
     lengths = series.offsets[index + 1] - starts
     steps = np.arange(max(1, int(lengths.max(initial=0))))
@@ -158,3 +163,231 @@ def _weight_tensor(weight: Any, index: Int[np.ndarray, "B"], count: int) -> Floa
     if not (np.isfinite(weight) & (weight >= 0)).all():
         raise ValueError("weight must be finite and not negative")
     return torch.from_numpy(weight[index])
+
+
+class LengthBatches(Sampler[list[int]]):
+    """Lists of positions of series whose lengths are close, so that little is padding.
+
+    Shuffled series are cut into pools of several batches, and each pool is sorted by length before
+    it is cut into batches, which come in random order: batches differ from epoch to epoch, and a
+    series shares its batch with others of about its length. Without shuffling, all series are
+    sorted by length.
+
+    The series are spread evenly: `ceil(n / (batch_size * world_size))` batches whose sizes differ
+    by at most one, so that none is tiny and each series comes once per epoch. With several ranks,
+    each takes every `world_size`-th series of each batch: all ranks have the same number of
+    batches, and together they hold the batch that a single process with `batch_size * world_size`
+    would have. Series repeat only if a batch has fewer series than there are ranks.
+
+    Args:
+        lengths: Length of each series.
+        batch_size: Largest number of series per batch and rank.
+        shuffle: Draw another order each epoch.
+        seed: Seed of the order; with the epoch it decides everything.
+        pool_batches: Batches per pool: more gives less padding and less randomness. By default
+            half of the batches, so that a series has other companions in each epoch, and at most
+            `LARGEST_POOL`.
+        rank: Number of this process.
+        world_size: Number of processes.
+
+    Example:
+        >>> sampler = LengthBatches([5, 1, 4, 2], batch_size=2, shuffle=False)
+        >>> list(sampler)
+        [[1, 3], [2, 0]]
+    """
+
+    def __init__(
+        self,
+        lengths: Sequence[int] | Int[np.ndarray, "n"],
+        batch_size: int,
+        *,
+        shuffle: bool = True,
+        seed: int = 0,
+        pool_batches: int | None = None,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        self.lengths = np.asarray(lengths, dtype=np.int64)
+        if self.lengths.ndim != 1 or len(self.lengths) == 0:
+            raise ValueError(f"lengths must be [n], n > 0; got {list(self.lengths.shape)}")
+        for name, number in (("batch_size", batch_size), ("pool_batches", pool_batches)):
+            if number is not None and number < 1:
+                raise ValueError(f"{name} must be at least 1; got {number}")
+        check_rank(rank, world_size)
+        self.batch_size, self.pool_batches = batch_size, pool_batches
+        self.shuffle, self.seed = shuffle, seed
+        self.rank, self.world_size = rank, world_size
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch, which decides the order."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return -(-len(self.lengths) // (self.batch_size * self.world_size))
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for batch in self._global_batches():
+            part = batch[self.rank :: self.world_size]
+            if len(part) == 0:
+                part = batch[self.rank % len(batch) :][:1]
+            yield part.tolist()
+
+    def _global_batches(self) -> list[Int[np.ndarray, "B"]]:
+        if not self.shuffle:
+            return np.array_split(np.argsort(self.lengths, kind="stable"), len(self))
+        generator = np.random.default_rng((self.seed, self.epoch))
+        order = generator.permutation(len(self.lengths))
+        bounds = even_bounds(len(order), len(self))
+        pool = self.pool_batches or default_pool(len(self))
+        batches = cut_by_length(order, self.lengths, bounds, pool)
+        return [batches[position] for position in generator.permutation(len(batches))]
+
+
+def cut_by_length(
+    order: Int[np.ndarray, "n"],
+    lengths: Int[np.ndarray, "..."],
+    bounds: Int[np.ndarray, "k+1"],
+    pool_batches: int,
+) -> list[Int[np.ndarray, "B"]]:
+    """Return batches of series that are sorted by length within pools of several batches.
+
+    `order` holds shuffled positions; `bounds` says where each batch begins, followed by n.
+    """
+    batches = []
+    for first in range(0, len(bounds) - 1, pool_batches):
+        cuts = bounds[first : first + pool_batches + 1]
+        pool = order[cuts[0] : cuts[-1]]
+        pool = pool[np.argsort(lengths[pool], kind="stable")]
+        batches += np.split(pool, cuts[1:-1] - cuts[0])
+    return batches
+
+
+def default_pool(num_batches: int) -> int:
+    """Return the default number of batches per pool: half of them, at most `LARGEST_POOL`."""
+    return min(LARGEST_POOL, -(-num_batches // 2))
+
+
+def padding_fraction(
+    lengths: Sequence[int] | Int[np.ndarray, "n"], batches: Sequence[Sequence[int]]
+) -> float:
+    """Return the fraction of the entries of padded batches that is padding.
+
+    Example:
+        >>> round(padding_fraction([5, 1, 4, 2], [[0, 2], [1, 3]]), 3)
+        0.143
+    """
+    lengths = np.asarray(lengths)
+    entries = sum(len(batch) * int(lengths[list(batch)].max()) for batch in batches)
+    present = sum(int(lengths[list(batch)].sum()) for batch in batches)
+    return 1.0 - present / max(entries, 1)
+
+
+def even_bounds(total: int, parts: int) -> Int[np.ndarray, "parts+1"]:
+    """Return where to cut `total` items into parts whose sizes differ by at most one."""
+    small, extra = divmod(total, parts)
+    sizes = np.full(parts, small, dtype=np.int64)
+    sizes[:extra] += 1
+    return np.concatenate(([0], np.cumsum(sizes)))
+
+
+def check_rank(rank: int, world_size: int) -> None:
+    """Refuse a rank that no process has."""
+    if not 0 <= rank < world_size:
+        raise ValueError(f"rank must be from 0 to world_size - 1; got {rank} of {world_size}")
+
+
+class SeriesDataset(Dataset[Batch]):
+    """A container whose items are padded batches: `dataset[[3, 1, 4]]` is a `Batch` of three.
+
+    Collating a list of positions at once takes a few array operations; collating items one by one
+    would be a Python loop. Give it to a `DataLoader` with `batch_size=None` and a sampler of
+    lists, as `make_loader` does.
+
+    Args:
+        series: The series.
+        labels: Numeric labels [n] or [n, K]; those of the container if not given.
+        weight: Weights [n].
+        queries: Query times and targets of each series, see `collate`.
+
+    Example:
+        >>> series = IrregularSeries.from_arrays([[0.0, 1.0], [0.5]], [[1.0, 2.0], [3.0]])
+        >>> SeriesDataset(series)[[1, 0]].values.shape
+        torch.Size([2, 2, 1])
+    """
+
+    def __init__(
+        self,
+        series: IrregularSeries,
+        *,
+        labels: Any = None,
+        weight: Any = None,
+        queries: IrregularSeries | None = None,
+    ) -> None:
+        self.series, self.queries = series, queries
+        self.labels = series.labels if labels is None else np.asarray(labels)
+        self.weight = None if weight is None else np.asarray(weight, dtype=np.float32)
+
+    def __len__(self) -> int:
+        return len(self.series)
+
+    def __getitem__(self, index: int | list[int]) -> Batch:
+        return collate(
+            self.series,
+            np.atleast_1d(np.asarray(index, dtype=np.int64)),
+            labels=self.labels,
+            weight=self.weight,
+            queries=self.queries,
+        )
+
+
+def make_loader(
+    series: IrregularSeries,
+    batch_size: int,
+    *,
+    shuffle: bool = True,
+    seed: int = 0,
+    labels: Any = None,
+    weight: Any = None,
+    queries: IrregularSeries | None = None,
+    rank: int = 0,
+    world_size: int = 1,
+    num_workers: int = 0,
+    pin_memory: bool = False,
+) -> DataLoader[Batch]:
+    """Return a loader of batches of series of similar length.
+
+    `loader.sampler.set_epoch(epoch)` chooses the order of an epoch; Lightning calls it by itself.
+
+    Args:
+        series: The series.
+        batch_size: Largest number of series per batch and rank.
+        shuffle: Draw another order each epoch; otherwise series come sorted by length, and
+            `batch.index` says where they belong.
+        seed: Seed of the order.
+        labels: Numeric labels [n] or [n, K]; those of the container if not given.
+        weight: Weights [n].
+        queries: Query times and targets of each series, see `collate`.
+        rank: Number of this process.
+        world_size: Number of processes.
+        num_workers: Processes that collate in the background.
+        pin_memory: Put batches into page-locked memory, for fast copies to a GPU.
+
+    Example:
+        >>> series = IrregularSeries.from_arrays([[0.0, 1.0], [0.5]], [[1.0, 2.0], [3.0]])
+        >>> [batch.index.tolist() for batch in make_loader(series, 1, shuffle=False)]
+        [[1], [0]]
+    """
+    sampler = LengthBatches(
+        series.lengths, batch_size, shuffle=shuffle, seed=seed, rank=rank, world_size=world_size
+    )
+    return DataLoader(
+        SeriesDataset(series, labels=labels, weight=weight, queries=queries),
+        sampler=sampler,
+        batch_size=None,
+        num_workers=num_workers,
+        pin_memory=pin_memory,
+        persistent_workers=num_workers > 0,
+        # A separate generator, so that drawing batches does not touch the global seed.
+        generator=torch.Generator().manual_seed(seed),
+    )

@@ -1,9 +1,12 @@
-"""What the registry knows about a data set."""
+"""What the registry knows about a data set, and the catalog that it is read from."""
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,9 +19,9 @@ class DataFile:
 
     Args:
         path: Its path inside the folder of its source, with `/`.
-        sha256: Its hash in hexadecimal, or None where nobody has stated it. The first download is
-            then trusted, and later uses are checked against it.
-        size: Its number of bytes, where it is known.
+        sha256: Its hash in hexadecimal, or None if it is not known. The first download is then
+            trusted, and later uses are checked against it.
+        size: Its number of bytes, if known.
         addresses: Where it can be downloaded, in the order in which they are tried.
         splits: The splits that need the file; empty means all of them.
         folds: The folds that need it; empty means all of them.
@@ -32,7 +35,7 @@ class DataFile:
     folds: tuple[int, ...] = ()
 
     def serves(self, split: str | None, fold: int | None) -> bool:
-        """Return whether `split` and `fold` need this file; None stands for any.
+        """Return whether `split` and `fold` need this file; None means any.
 
         Example:
             >>> file = DataFile("set-a.parquet", splits=("set-a",))
@@ -50,7 +53,7 @@ class Request:
 
     Args:
         split: One of the splits of the data set.
-        fold: One of its folds, or None where it has none.
+        fold: One of its folds, or None if it has none.
         files: The files that are needed, by `DataFile.path`. They exist and were checked.
     """
 
@@ -103,8 +106,8 @@ class DatasetInfo:
         homepage: Where people read about it.
         local: Compact copy, looked for below `OSCIFORMER_DATA`.
         public: The published original, looked for below `OSCIFORMER_DATA/<name>` and in the cache,
-            then downloaded. None where there is none to download.
-        folds: Numbers of the ready-made folds; empty where there are none.
+            then downloaded. None if there is nothing to download.
+        folds: Numbers of the ready-made folds; empty if there are none.
         notes: What a user of the numbers must know.
     """
 
@@ -120,3 +123,55 @@ class DatasetInfo:
     public: Source | None = None
     folds: tuple[int, ...] = ()
     notes: tuple[str, ...] = field(default=())
+
+
+def read_catalog(path: Path, loaders: Mapping[str, Any]) -> list[DatasetInfo]:
+    """Return the data sets of a TOML file, whose form its first lines describe.
+
+    `loaders` has the modules whose functions `load = "module.function"` names.
+    """
+    catalog = tomllib.loads(path.read_text(encoding="utf-8"))
+    infos = []
+    for name, entry in catalog["sets"].items():
+        family = catalog["families"].get(entry.pop("family", None), {})
+        sources = {
+            kind: family.get(kind, {}) | entry.get(kind, {})
+            for kind in ("local", "public")
+            if kind in family or kind in entry
+        }
+        entry = family | entry
+        for kind, source in sources.items():
+            entry[kind] = _read_source(name, entry, source, loaders)
+        entry["homepage"] = entry.get("homepage", "").format(name=name)
+        for key in ("splits", "folds", "notes"):
+            entry[key] = tuple(entry.get(key, ()))
+        for key in ("sha256", "size", "classes"):
+            entry.pop(key, None)
+        infos.append(DatasetInfo(name=name, **entry))
+    return infos
+
+
+def _read_source(
+    name: str, entry: dict[str, Any], source: dict[str, Any], loaders: Mapping[str, Any]
+) -> Source:
+    """Return a source with one file for each path, split and fold."""
+    splits = tuple(source.get("splits", ()))
+    base = source.get("base", "").format(name=name)
+    files = {}
+    for fold, split, pattern in product(
+        entry.get("folds", [None]), splits or entry["splits"], source["paths"]
+    ):
+        path = pattern.format(name=name, split=split, fold=fold)
+        files[path] = DataFile(
+            path,
+            sha256=entry.get("sha256", {}).get(path),
+            size=entry.get("size", {}).get(path),
+            addresses=(base + path,) if base else (),
+            splits=(split,) if "{split" in pattern else (),
+            folds=(fold,) if "{fold" in pattern else (),
+        )
+    module, _, function = source["load"].partition(".")
+    load = getattr(loaders[module], function)
+    if "classes" in entry and not base:
+        load = partial(load, classes=tuple(entry["classes"]))
+    return Source(tuple(files.values()), load, splits)

@@ -1,9 +1,9 @@
-"""Downloads over HTTP that end in a complete, checked file or in none at all.
+"""Downloads that end in a complete, verified file or leave no file at all.
 
-The bytes go to `.<name>.part` beside the target, which gets its name in one atomic step after the
-hash has been checked. An interrupted part is kept and continued with a `Range` request, as long as
-the server can show (by `ETag` or `Last-Modified`, or by the hash of the whole) that it is still
-the same file.
+pooch downloads to a temporary name, verifies the SHA-256 and moves the file into place in one
+atomic step. This module adds what pooch lacks: an interrupted download is kept in `.<name>.part`
+and continued with a `Range` request, several addresses are tried in turn, and errors say what to
+do.
 """
 
 from __future__ import annotations
@@ -15,214 +15,232 @@ import json
 import os
 import re
 import shutil
+import sys
 import time
-import urllib.error
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple, TextIO
+from urllib.parse import urlsplit
 
-from osciformer.data.cache import CACHE_VARIABLE, DATA_VARIABLE
-from osciformer.data.connection import (
-    RETRY_STATUS,
-    InterruptedTransferError,
-    RefusedTransferError,
-    WrongContentError,
-    check_scheme,
-    open_address,
-    read_block,
-    retry_after,
-)
+from osciformer._optional import need
 from osciformer.data.errors import ChecksumError, DiskFullError, DownloadError
-from osciformer.data.progress import ProgressCallback, format_bytes
+
+DATA_VARIABLE = "OSCIFORMER_DATA"
+CACHE_VARIABLE = "OSCIFORMER_CACHE"
+
+#: Called with the name of the file, the bytes so far, and the bytes in all if they are known.
+#: The last call for a file has both numbers equal.
+ProgressCallback = Callable[[str, int, int | None], None]
 
 _BLOCK_BYTES = 1 << 18
-# An attempt that brought this much was worth its while: the count of attempts starts again.
+# An attempt that brings this much resets the count of attempts.
 _PROGRESS_BYTES = 1 << 20
 _LONGEST_WAIT_SECONDS = 60.0
+_RETRY_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
 _CONTENT_RANGE = re.compile(r"bytes (?:(\d+)-(\d+)|\*)/(\d+|\*)$")
 
 
-@dataclass(frozen=True, slots=True)
-class Downloaded:
-    """A file that has arrived: where from, its SHA-256 and its number of bytes."""
+class Downloaded(NamedTuple):
+    """A file that has arrived: its address, its SHA-256 and its number of bytes."""
 
     address: str
     sha256: str
     size: int
 
 
+class _TransferError(Exception):
+    """An address did not give the file."""
+
+
+class _InterruptedTransferError(_TransferError):
+    """Another attempt may succeed, after `wait` seconds if the server says so."""
+
+    def __init__(self, message: str, wait: float | None = None) -> None:
+        super().__init__(message)
+        self.wait = wait
+
+
+class _WrongContentError(_TransferError):
+    """An address gives another file."""
+
+
 def download(
     addresses: Sequence[str],
     target: Path,
     *,
-    sha256: str | None = None,
     sha256_source: str = "the registry",
-    size: int | None = None,
-    progress: ProgressCallback | None = None,
-    timeout: float = 30.0,
-    attempts: int = 5,
-    backoff: float = 0.5,
+    **settings: Any,
 ) -> Downloaded:
-    """Return where `target` was downloaded from, with its hash, once it is complete and checked.
+    """Download `target` from the first address that gives it; the caller holds its folder's lock.
 
-    The caller makes sure that nobody else writes to the same target (`cache.exclusive`).
-
-    Args:
-        addresses: Addresses of one and the same file, tried in order.
-        target: The file to write. Its folder exists.
-        sha256: The expected hash in hexadecimal; None accepts any content.
-        sha256_source: Where `sha256` comes from, for the message of an error.
-        size: The expected number of bytes, where it is known.
-        progress: Called after each block.
-        timeout: Seconds without a byte after which a connection counts as broken.
-        attempts: Attempts in a row, at one address, that bring less than 1 MiB.
-        backoff: Seconds before the second attempt; doubled for each one after it. A server's
-            `Retry-After` replaces it, up to a minute.
+    `settings` are those of `_ResumedTransfer`; `sha256_source` says where its hash comes from.
 
     Raises:
         DownloadError: If no address gave the file. What has arrived is kept for the next call.
-        ChecksumError: If an address gave another file. It is deleted.
+        ChecksumError: If an address gave another file, which is deleted.
         DiskFullError: If there is no room. Nothing is left behind.
     """
     for address in addresses:
-        check_scheme(address)
-    failures: list[tuple[str, InterruptedTransferError | RefusedTransferError]] = []
+        if urlsplit(address).scheme not in ("http", "https"):
+            raise ValueError(f"an address must begin with http:// or https://, got {address!r}")
+    failures: list[tuple[str, _TransferError]] = []
     for address in addresses:
-        transfer = _Transfer(address, target, sha256, size, progress, timeout)
+        transfer = _ResumedTransfer(target, **settings)
         try:
-            return transfer.run(attempts, backoff)
-        except (InterruptedTransferError, RefusedTransferError) as error:
+            transfer.retrieve(address)
+        except _TransferError as error:
             failures.append((address, error))
+            continue
+        found = Downloaded(address, file_sha256(target), target.stat().st_size)
+        if transfer.progress is not None:
+            transfer.progress(target.name, found.size, found.size)
+        return found
     raise _failure(target, failures, sha256_source)
 
 
-class _Transfer:
-    """The way of one file from one address to its part file, over as many attempts as it takes."""
+@dataclass
+class _ResumedTransfer:
+    """A downloader for pooch that continues the part file of an interrupted download.
 
-    def __init__(
-        self,
-        address: str,
-        target: Path,
-        sha256: str | None,
-        size: int | None,
-        progress: ProgressCallback | None,
-        timeout: float,
-    ) -> None:
-        self.address = address
-        self.target = target
-        self.sha256 = None if sha256 is None else sha256.lower()
-        self.size = size
-        self.progress = progress
-        self.timeout = timeout
-        self.part = part_path(target)
+    The server must show by `ETag` or `Last-Modified` that the file is still the same. If it sends
+    neither, the SHA-256 of the whole file decides. Up to `attempts` attempts in a row may bring
+    less than 1 MiB. The wait before the second one is `backoff` seconds and doubles each time,
+    unless the server sends `Retry-After`.
+    """
+
+    target: Path
+    sha256: str | None = None
+    size: int | None = None
+    progress: ProgressCallback | None = None
+    timeout: float = 30.0
+    attempts: int = 5
+    backoff: float = 0.5
+    is_resumed: bool = False
+
+    def __post_init__(self) -> None:
+        self.part = part_path(self.target)
         self.note = self.part.with_name(self.part.name + ".json")
 
-    def run(self, attempts: int, backoff: float) -> Downloaded:
-        """Return the finished download."""
-        fruitless = 0
-        furthest = self.part_size()
-        has_restarted = False
-        while True:
-            is_continued = self.part_size() > 0
+    def retrieve(self, address: str) -> None:
+        """Let pooch download, verify and place the file."""
+        pooch = need("pooch", extra="data")
+        options = {"fname": self.target.name, "path": self.target.parent, "downloader": self}
+        for is_last in (False, True):
+            self.is_resumed = False
+            # pooch reports each download on standard error, unless its level says otherwise.
+            level = pooch.get_logger().level
+            pooch.get_logger().setLevel("WARNING")
             try:
-                self.attempt()
-                digest = self.check()
+                pooch.retrieve(address, self.sha256, **options)
+                return
+            except (ValueError, _WrongContentError) as error:
+                self.discard()
+                # Halves of two different files make a third one: download once more from the start.
+                if is_last or not self.is_resumed:
+                    raise _WrongContentError(str(error)) from error
+            finally:
+                pooch.get_logger().setLevel(level)
+
+    def __call__(self, url: str, output_file: str, pooch: Any) -> None:
+        """Bring the whole file to `output_file`, over as many attempts as it takes."""
+        fruitless, furthest = 0, self.part_size()
+        while True:
+            try:
+                self.attempt(url)
                 break
-            except InterruptedTransferError as error:
-                # Against the furthest point, lest a server that starts over each time counts.
+            except _InterruptedTransferError as error:
+                # A server that always starts over gets no further.
                 if self.part_size() - furthest >= _PROGRESS_BYTES:
                     fruitless = 0
                 furthest = max(furthest, self.part_size())
                 fruitless += 1
-                if fruitless >= attempts:
+                if fruitless >= self.attempts:
                     raise
-                wait = backoff * 2 ** (fruitless - 1) if error.wait is None else error.wait
+                wait = self.backoff * 2 ** (fruitless - 1) if error.wait is None else error.wait
                 _pause(min(wait, _LONGEST_WAIT_SECONDS))
-            except WrongContentError:
-                self.discard()
-                # Two halves of different files make a third one: once more, from the start.
-                if has_restarted or not is_continued:
-                    raise
-                has_restarted = True
-        size = self.part_size()
-        os.replace(self.part, self.target)
+        os.replace(self.part, output_file)
         self.discard()
-        if self.progress is not None:
-            self.progress(self.target.name, size, size)
-        return Downloaded(self.address, digest, size)
 
-    def attempt(self) -> None:
+    def attempt(self, url: str) -> None:
         """Bring the part file to its end, or raise."""
-        offset, validator = self.resume_point()
-        headers = {}
+        requests, urllib3 = need("requests", extra="data"), need("urllib3", extra="data")
+        offset, validator = self.resume_point(url)
+        self.is_resumed |= offset > 0
+        headers = {"User-Agent": "osciformer", "Accept-Encoding": "identity"}
         if offset:
             headers["Range"] = f"bytes={offset}-"
             if validator:
                 headers["If-Range"] = validator
-        try:
-            response = open_address(self.address, headers, timeout=self.timeout)
-        except urllib.error.HTTPError as error:
-            with error:
-                self.handle_status(error, offset)
-            return
-        with response:
-            self.receive(response, offset)
+        with requests.Session() as session:
+            if url.startswith("https:"):
+                session.adapters.pop("http://")  # a redirect must not lead from https to http
+            try:
+                with session.get(
+                    url, headers=headers, stream=True, timeout=self.timeout
+                ) as response:
+                    self.receive(response, url, offset)
+            except (requests.RequestException, urllib3.exceptions.HTTPError) as error:
+                raise _connection_error(error) from error
 
-    def handle_status(self, error: urllib.error.HTTPError, offset: int) -> None:
-        """Raise what the status of a failed answer calls for; return if the part is complete."""
-        said = f"the server answered {error.code} {error.reason}".rstrip()
-        if error.code == 416 and offset:
-            match = _CONTENT_RANGE.match(error.headers.get("Content-Range", ""))
-            if match and match[3] == str(offset):
-                return
+    def receive(self, response: Any, url: str, offset: int) -> None:
+        """Write the body of the response to the part file."""
+        headers, status = response.headers, response.status_code
+        said = f"the server answered {status} {response.reason or ''}".rstrip()
+        matched = _CONTENT_RANGE.match(headers.get("Content-Range", ""))
+        if status == 416 and offset:
+            if matched and matched[3] == str(offset):
+                return  # the part is the whole file
             self.discard()
-            raise InterruptedTransferError(said)
-        if error.code in RETRY_STATUS:
-            raise InterruptedTransferError(said, retry_after(error.headers.get("Retry-After")))
-        raise RefusedTransferError(said)
-
-    def receive(self, response: Any, offset: int) -> None:
-        """Write the body of `response` to the part file."""
-        if response.headers.get("Content-Encoding", "identity").lower() != "identity":
-            raise RefusedTransferError(
-                "the server compressed its answer although it was asked not to"
-            )
-        if response.headers.get_content_type() == "text/html":
-            raise RefusedTransferError("the server sent a web page in place of the file")
-        length = response.headers.get("Content-Length")
-        if response.status == 206:
-            match = _CONTENT_RANGE.match(response.headers.get("Content-Range", ""))
-            if match is None or match[1] is None or int(match[1]) != offset:
+            raise _InterruptedTransferError(said)
+        if status in _RETRY_STATUS:
+            wait = headers.get("Retry-After", "")
+            raise _InterruptedTransferError(said, float(wait) if wait.isdigit() else None)
+        if status not in (200, 206):
+            raise _TransferError(said)
+        if headers.get("Content-Encoding", "identity").lower() != "identity":
+            raise _TransferError("the server compressed its answer although it was asked not to")
+        if headers.get("Content-Type", "").lower().startswith("text/html"):
+            raise _TransferError("the server sent a web page in place of the file")
+        if status == 206:
+            if matched is None or matched[1] is None or int(matched[1]) != offset:
                 self.discard()
-                raise InterruptedTransferError(
-                    "the server sent another range than the one asked for"
-                )
-            total = None if match[3] == "*" else int(match[3])
-        elif response.status == 200:
-            # A server that ignores Range sends the whole file: start again with it.
-            offset = 0
-            total = int(length) if length and length.isdigit() else None
+                raise _InterruptedTransferError("the server sent another range than requested")
+            length = matched[3]
         else:
-            raise RefusedTransferError(f"the server answered {response.status} {response.reason}")
-        if self.size is not None and total is not None and total != self.size:
-            raise WrongContentError(f"the file there has {total} bytes, expected {self.size}")
+            offset, length = 0, headers.get("Content-Length", "")  # the server ignores Range
+        total = int(length) if length.isdigit() else None
+        if None not in (self.size, total) and total != self.size:
+            raise _WrongContentError(f"the file there has {total} bytes, expected {self.size}")
         total = self.size if total is None else total
-        self.require_room(offset, total)
-        self.write_note(response)
-        done = self.copy(response, offset, total)
+        with self.disk_errors():
+            free = shutil.disk_usage(self.target.parent).free
+            if total is not None and total - offset > free:
+                needed = f"{format_bytes(total - offset)} needed, {format_bytes(free)} free"
+                raise OSError(errno.ENOSPC, needed)
+            self.write_note(headers, url)
+            done = self.append(response, offset, total)
         if done == 0 or (total is not None and done < total):
             of = "" if total is None else f" of {total}"
-            raise InterruptedTransferError(f"the connection ended after {done}{of} bytes")
+            raise _InterruptedTransferError(f"the connection ended after {done}{of} bytes")
 
-    def copy(self, response: Any, offset: int, total: int | None) -> int:
+    def append(self, response: Any, offset: int, total: int | None) -> int:
         """Append the body to the part file and return the size that the file then has."""
-        done = offset
-        with self.disk_errors(), self.part.open("ab" if offset else "wb") as stream:
-            while block := read_block(response, _BLOCK_BYTES):
+        urllib3, done = need("urllib3", extra="data"), offset
+        with self.part.open("ab" if offset else "wb") as stream:
+            while True:
+                try:
+                    block = response.raw.read1(_BLOCK_BYTES, decode_content=False)
+                except urllib3.exceptions.ProtocolError:
+                    if total is None:
+                        raise
+                    block = b""  # the caller sees that bytes are missing
+                if not block:
+                    break
                 done += len(block)
                 if total is not None and done > total:
-                    raise WrongContentError(f"more than the expected {total} bytes arrived")
+                    raise _WrongContentError(f"more than the expected {total} bytes arrived")
                 _write(stream, block)
                 if self.progress is not None and done != total:
                     self.progress(self.target.name, done, total)
@@ -230,82 +248,45 @@ class _Transfer:
             os.fsync(stream.fileno())
         return done
 
-    def check(self) -> str:
-        """Return the hash of the part file, or raise if it is not the expected one."""
-        digest = hashlib.sha256()
-        with self.part.open("rb") as stream:
-            while block := stream.read(_BLOCK_BYTES):
-                digest.update(block)
-        got = digest.hexdigest()
-        if self.sha256 is not None and got != self.sha256:
-            raise WrongContentError(f"SHA-256 expected {self.sha256}, got {got}")
-        return got
-
     def part_size(self) -> int:
         """Return the number of bytes that have arrived."""
-        try:
-            return self.part.stat().st_size
-        except FileNotFoundError:
-            return 0
+        return self.part.stat().st_size if self.part.exists() else 0
 
-    def resume_point(self) -> tuple[int, str | None]:
-        """Return the offset to continue at, and what the server must still call the file."""
+    def resume_point(self, url: str) -> tuple[int, str | None]:
+        """Return the offset to continue at, and the `If-Range` that proves it is the same file."""
         offset = self.part_size()
-        if not offset:
-            return 0, None
         try:
             note = json.loads(self.note.read_text(encoding="utf-8"))
-            validator = note["validator"] if note["address"] == self.address else None
+            validator = note["validator"] if note["address"] == url else None
         except (OSError, ValueError, KeyError, TypeError):
             validator = None
-        if validator is None and self.sha256 is None:
-            return 0, None
-        return offset, validator
+        return (0, None) if validator is None and self.sha256 is None else (offset, validator)
 
-    def write_note(self, response: Any) -> None:
+    def write_note(self, headers: Any, url: str) -> None:
         """Remember what the server calls this state of the file."""
-        etag = response.headers.get("ETag")
+        etag = headers.get("ETag", "W/")
         # A weak tag promises the same meaning, not the same bytes.
-        strong = etag if etag and not etag.startswith("W/") else None
-        note = {
-            "address": self.address,
-            "validator": strong or response.headers.get("Last-Modified"),
-        }
-        with self.disk_errors():
-            self.note.write_text(json.dumps(note), encoding="utf-8")
-
-    def require_room(self, offset: int, total: int | None) -> None:
-        """Raise before the first byte is written if the rest does not fit on the disk."""
-        if total is None:
-            return
-        free = shutil.disk_usage(self.target.parent).free
-        if total - offset > free:
-            self.discard()
-            raise self.disk_full(
-                f"{format_bytes(total - offset)} needed, {format_bytes(free)} free"
-            )
+        validator = headers.get("Last-Modified") if etag.startswith("W/") else etag
+        note = {"address": url, "validator": validator}
+        self.note.write_text(json.dumps(note), encoding="utf-8")
 
     @contextlib.contextmanager
     def disk_errors(self) -> Iterator[None]:
-        """Turn a full disk, or one that refuses, into a clear error that leaves nothing behind."""
+        """Turn a disk error into a clear message, and leave nothing behind."""
         try:
             yield
         except OSError as error:
             reason = error.strerror or str(error)
             self.discard()
             if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-                raise self.disk_full(reason) from error
+                raise DiskFullError(
+                    f"no room for {self.target.name} in {self.target.parent} ({reason}); free "
+                    f"some space or set {CACHE_VARIABLE} to a folder on another disk"
+                ) from error
             raise DownloadError(
                 f"{self.part} cannot be written ({reason}); "
                 f"set {CACHE_VARIABLE} to a folder that can be written to"
             ) from error
-
-    def disk_full(self, reason: str) -> DiskFullError:
-        """Return the error for a full disk."""
-        return DiskFullError(
-            f"no room for {self.target.name} in {self.target.parent} ({reason}); "
-            f"free some space or set {CACHE_VARIABLE} to a folder on another disk"
-        )
 
     def discard(self) -> None:
         """Delete the part file and its note."""
@@ -313,22 +294,63 @@ class _Transfer:
         self.note.unlink(missing_ok=True)
 
 
-def part_path(target: Path) -> Path:
-    """Return the file that holds an unfinished download of `target`.
+def _connection_error(error: Exception) -> _TransferError:
+    """Return whether a broken connection deserves another attempt."""
+    failures, urllib3 = need("requests", extra="data").exceptions, need("urllib3", extra="data")
+    reason = getattr(error.args[0] if error.args else None, "reason", error)
+    if isinstance(reason, urllib3.exceptions.NameResolutionError):
+        return _TransferError(f"the name of the server cannot be resolved ({reason})")
+    if isinstance(error, failures.SSLError):
+        return _TransferError(f"the certificate of the server is not valid ({reason})")
+    if isinstance(error, failures.InvalidSchema | failures.TooManyRedirects):
+        return _TransferError(f"the redirect is not followed ({error})")
+    if isinstance(error, failures.Timeout | urllib3.exceptions.TimeoutError):
+        return _InterruptedTransferError("the server did not answer in time")
+    return _InterruptedTransferError(f"the connection failed ({reason})")
 
-    Example:
-        >>> part_path(Path("cache/set-a.tar.gz")).name
-        '.set-a.tar.gz.part'
-    """
+
+def _failure(
+    target: Path, failures: list[tuple[str, _TransferError]], sha256_source: str
+) -> DownloadError | ChecksumError:
+    causes = "".join(f"\n  {address}: {error}" for address, error in failures)
+    if any(isinstance(error, _WrongContentError) for _, error in failures):
+        return ChecksumError(
+            f"{target.name} is not the expected file (its hash comes from {sha256_source}):{causes}"
+            "\nThe download was deleted. Try again: if it fails in the same way, the published "
+            f"file has changed or the network alters it. {offline_advice(target)}"
+        )
+    kept = part_path(target).stat().st_size if part_path(target).exists() else 0
+    note = (
+        f"\n{format_bytes(kept)} have arrived and are kept; call again to continue." if kept else ""
+    )
+    return DownloadError(
+        f"{target.name} could not be downloaded:{causes}{note}\n{offline_advice(target)}"
+    )
+
+
+def part_path(target: Path) -> Path:
+    """Return the file that holds an unfinished download of `target`."""
     return target.with_name(f".{target.name}.part")
 
 
-def way_out(target: Path) -> str:
-    """Return what a user can do whom the network does not serve."""
+def offline_advice(target: Path) -> str:
+    """Return what to do without a network."""
     return (
         f"Without the network: set {DATA_VARIABLE} to a folder that holds the data set, "
         f"or put the file at {target}"
     )
+
+
+def file_sha256(path: Path) -> str:
+    """Return the SHA-256 of a file in hexadecimal, computed once for each state of the file."""
+    state = path.stat()
+    return _sha256(path.resolve(), (state.st_size, state.st_mtime_ns, state.st_ino))
+
+
+@lru_cache(maxsize=256)
+def _sha256(path: Path, state: tuple[int, int, int]) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _pause(seconds: float) -> None:
@@ -339,20 +361,46 @@ def _write(stream: IO[bytes], block: bytes) -> None:
     stream.write(block)
 
 
-def _failure(
-    target: Path,
-    failures: list[tuple[str, InterruptedTransferError | RefusedTransferError]],
-    sha256_source: str,
-) -> DownloadError | ChecksumError:
-    causes = "".join(f"\n  {address}: {error}" for address, error in failures)
-    if any(isinstance(error, WrongContentError) for _, error in failures):
-        return ChecksumError(
-            f"{target.name} is not the expected file (its hash comes from {sha256_source}):{causes}"
-            "\nThe download was deleted. Try again: if it fails in the same way, the published "
-            f"file has changed or the network alters it. {way_out(target)}"
-        )
-    kept = part_path(target).stat().st_size if part_path(target).exists() else 0
-    note = f"\n{format_bytes(kept)} have arrived and are kept; call again to go on." if kept else ""
-    if not failures:
-        causes = "\n  no public address is known"
-    return DownloadError(f"{target.name} could not be downloaded:{causes}{note}\n{way_out(target)}")
+def format_bytes(count: float) -> str:
+    """Return a number of bytes for people to read.
+
+    Example:
+        >>> format_bytes(512), format_bytes(6_632_372)
+        ('512 B', '6.6 MB')
+    """
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+class TerminalBar:
+    """A progress callback that draws one line per file, rewritten in place."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = sys.stderr if stream is None else stream
+        self._drawn_at = 0.0
+
+    def __call__(self, name: str, done: int, total: int | None) -> None:
+        """Draw the state of one file, at most ten times a second."""
+        is_last = done == total
+        if not is_last and time.monotonic() - self._drawn_at < 0.1:
+            return
+        self._drawn_at = time.monotonic()
+        state = format_bytes(done)
+        if total:
+            bar = "#" * round(24 * min(1.0, done / total))
+            state = f"[{bar:-<24}] {state} of {format_bytes(total)}"
+        # The escape clears what a longer line left behind.
+        self._stream.write(f"\r{name} {state}\x1b[K" + ("\n" if is_last else ""))
+        self._stream.flush()
+
+
+def choose_progress(progress: bool | ProgressCallback | None) -> ProgressCallback | None:
+    """Return the callback that `progress` asks for; None draws a bar on a terminal only."""
+    if progress is None:
+        progress = bool(getattr(sys.stderr, "isatty", lambda: False)())
+    if progress is True:
+        return TerminalBar()
+    return None if progress is False else progress

@@ -1,42 +1,61 @@
-"""Parquet tables that are larger than memory, as chunks of whole series."""
+"""Parquet tables that are larger than memory: chunks of whole series, and training batches."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from osciformer._optional import need
+from osciformer._text import name_some
 from osciformer._types import Bool, Float, Int
-from osciformer.data.checks import check_names, check_static, name_some
-from osciformer.data.columns import check_columns, index_columns, read_codes
-from osciformer.data.combine import add_static, concatenate
+from osciformer.data.batches import (
+    Batch,
+    check_rank,
+    collate,
+    cut_by_length,
+    default_pool,
+    even_bounds,
+)
 from osciformer.data.files import (
+    damage_named,
     parquet_columns,
     parquet_files,
     parquet_schema,
-    unreadable_parquet,
 )
-from osciformer.data.frames import from_frame, read_labels
-from osciformer.data.layout import Layout, make_layout
-from osciformer.data.ragged import positions_of
-from osciformer.data.series import IrregularSeries
-from osciformer.data.statistics import SeriesStatistics
+from osciformer.data.ragged import check_names, check_static, positions_of
+from osciformer.data.series import IrregularSeries, add_static, concatenate
+from osciformer.data.tables import (
+    Layout,
+    check_columns,
+    from_frame,
+    make_layout,
+    read_codes,
+    read_full_codes,
+    read_labels,
+    unnamed_features,
+)
+from osciformer.data.transforms import SeriesStatistics
 
 # Rows that are decoded at a time: small beside a chunk, large beside the cost of a call.
 BATCH_ROWS = 1 << 16
+
+# Positions [m] of some series in their table, and the series.
+_Chunk = tuple[Int[np.ndarray, "m"], IrregularSeries]
 
 
 class ParquetSeries:
     """The series of a Parquet table that need not fit into memory.
 
-    The rows of a series must lie one after another; within a series any order will do. Opening
-    reads the column of ids once, to learn where each series begins: 16 bytes a series are kept,
-    and the ids. After that, memory holds one chunk at a time, or the largest series if it is longer
+    The rows of a series must lie one after another, in any order of time. Opening the table reads
+    the column of ids once, to learn where each series begins, and keeps the ids and 16 bytes per
+    series. After that, memory holds one chunk at a time, or the largest series if it is longer
     than a chunk, and the compressed columns of one row group. Reading in random order decodes a row
     group from its beginning for each block: write large tables in row groups of about `chunk_rows`.
 
@@ -72,7 +91,7 @@ class ParquetSeries:
         self._files = parquet_files(path)
         self._groups = _row_groups(self._files)
         schema = parquet_schema(self._files)
-        self._columns = parquet_columns(schema.names, layout)
+        self._columns = parquet_columns(schema, layout)
         self.ids, self._offsets = self._find_series(layout.id)
         self._all_ids, self._kept = self.ids, np.ones(len(self.ids), dtype=bool)
         self._blocks = _cut_blocks(self._offsets, chunk_rows)
@@ -151,7 +170,7 @@ class ParquetSeries:
         return concatenate(list(self.chunks()))
 
     def labels(self) -> np.ndarray:
-        """Return the label of each series [n] or [n, K], reading the label column alone."""
+        """Return the label of each series [n] or [n, K], reading only the label column."""
         if not self.layout.labels:
             raise ValueError("the layout names no label column; pass label='...'")
         wanted = [self.layout.id, *self.layout.labels]
@@ -181,14 +200,10 @@ class ParquetSeries:
         cuts = np.flatnonzero(np.diff(group)) + 1
         return [run.tolist() for run in np.split(np.arange(self.num_blocks), cuts)]
 
-    def read_blocks(
-        self, blocks: Sequence[int]
-    ) -> Iterator[tuple[Int[np.ndarray, "m"], IrregularSeries]]:
+    def read_blocks(self, blocks: Sequence[int]) -> Iterator[_Chunk]:
         """Yield the selected series of consecutive blocks, and their positions in this table.
 
-        Args:
-            blocks: Consecutive numbers of blocks, at least one; a block without a selected series
-                gives nothing.
+        A block without a selected series gives nothing.
         """
         number = np.cumsum(self._kept) - 1
         for block, table in self._tables(blocks, self._columns):
@@ -233,20 +248,14 @@ class ParquetSeries:
 
     def _decode(self, row: int, names: list[str] | None) -> Iterator[Any]:
         """Yield record batches from the row group of a row on."""
-        pa, parquet = need("pyarrow", extra="data"), need("pyarrow.parquet", extra="data")
-        first = self._first_row(row)
+        parquet, first = need("pyarrow.parquet", extra="data"), self._first_row(row)
         for number, path in enumerate(self._files):
             groups = [g for g in self._groups if g.file == number and g.start >= first]
-            if not groups:
-                continue
-            try:
-                with parquet.ParquetFile(path) as file:
-                    for group in groups:
-                        yield from file.iter_batches(
-                            BATCH_ROWS, row_groups=[group.number], columns=names, use_threads=False
-                        )
-            except (pa.ArrowInvalid, OSError) as error:
-                raise unreadable_parquet(path, error) from error
+            with damage_named(path), parquet.ParquetFile(path) as file:
+                for group in groups:
+                    yield from file.iter_batches(
+                        BATCH_ROWS, row_groups=[group.number], columns=names, use_threads=False
+                    )
 
     def _find_series(self, id: str) -> tuple[np.ndarray, Int[np.ndarray, "n+1"]]:
         """Return the ids and where each begins, from runs of equal entries in the id column."""
@@ -255,12 +264,8 @@ class ParquetSeries:
         for batch in self._decode(0, [id]):
             if batch.num_rows == 0:
                 continue
-            codes, entries = read_codes(pa.chunked_array([batch.column(0)]))
-            if (codes < 0).any():
-                raise ValueError(
-                    f"column {id!r} has rows without an id, the first is row "
-                    f"{position + int(np.argmin(codes))}; drop those rows"
-                )
+            column = pa.chunked_array([batch.column(0)])
+            codes, entries = read_full_codes(column, id, "an id", first_row=position)
             begins = np.flatnonzero(np.concatenate(([True], np.diff(codes) != 0)))
             runs = entries[codes[begins]]
             if len(runs) > len(entries):
@@ -281,8 +286,7 @@ class ParquetSeries:
     def _name_features(self, layout: Layout, schema: Any) -> Layout:
         """Return the layout with all features by name, which no single chunk needs to show."""
         if not layout.is_narrow:
-            taken = {*layout.columns, *layout.static, *index_columns(schema.empty_table())}
-            names = layout.values or tuple(name for name in schema.names if name not in taken)
+            names = layout.values or unnamed_features(schema.empty_table(), layout)
             return layout.replace(values=names)
         pa, found = need("pyarrow", extra="data"), set[str]()
         for batch in self._decode(0, [str(layout.variable)]):
@@ -293,8 +297,7 @@ class ParquetSeries:
         return layout.replace(values=names, allow_absent=True)
 
 
-@dataclass(frozen=True)
-class _RowGroup:
+class _RowGroup(NamedTuple):
     """A row group: which file, its number there, and its first row in the whole table."""
 
     file: int
@@ -303,13 +306,10 @@ class _RowGroup:
 
 
 def _row_groups(files: list[Path]) -> list[_RowGroup]:
-    pa, parquet = need("pyarrow", extra="data"), need("pyarrow.parquet", extra="data")
-    groups, start = [], 0
+    parquet, groups, start = need("pyarrow.parquet", extra="data"), [], 0
     for number, path in enumerate(files):
-        try:
+        with damage_named(path):
             metadata = parquet.read_metadata(path)
-        except (pa.ArrowInvalid, OSError) as error:
-            raise unreadable_parquet(path, error) from error
         for group in range(metadata.num_row_groups):
             groups.append(_RowGroup(number, group, start))
             start += metadata.row_group(group).num_rows
@@ -317,7 +317,7 @@ def _row_groups(files: list[Path]) -> list[_RowGroup]:
 
 
 def _cut_blocks(offsets: Int[np.ndarray, "n+1"], rows: int) -> Int[np.ndarray, "blocks+1"]:
-    """Return the series at which each block begins, and behind them n."""
+    """Return the series at which each block begins, followed by n."""
     cuts = [0]
     while cuts[-1] < len(offsets) - 1:
         stop = int(np.searchsorted(offsets, offsets[cuts[-1]] + rows, side="right")) - 1
@@ -332,4 +332,188 @@ def _refuse_scattered(ids: np.ndarray, column: str) -> None:
         f"{name_some(entries[counts > 1])} do not. Sort the table by {column!r} first, for example "
         f"with polars: pl.scan_parquet(old).sort({column!r}).sink_parquet(new); or use "
         "read_parquet if the table fits into memory"
+    )
+
+
+class StreamedBatches(IterableDataset[Batch]):
+    """Batches of a `ParquetSeries`, shuffled through a pool, with bounded memory.
+
+    Blocks of the table are dealt to shards, one per rank and worker. A shard reads its blocks in
+    random order into a pool of `pool_blocks`, shuffles the pool, and cuts it into batches of
+    similar length. Each series comes once per epoch. All shards have the same number of batches;
+    their sizes differ a little so that this comes out even.
+
+    Args:
+        table: The table.
+        batch_size: Largest number of series per batch.
+        shuffle: Draw another order each epoch; otherwise blocks come in the order of the file.
+        seed: Seed of the order; with the epoch it decides everything.
+        pool_blocks: Blocks in the pool: more mixes better and takes more memory.
+        prepare: Applied to each chunk, such as `SeriesTransform.transform`, or the encoding of
+            labels. It must keep the number of series.
+        make_batch: Makes a batch of the series of a pool at some positions; `collate` by default.
+        weight: Weights of the series of the table [n].
+        rank: Number of this process.
+        world_size: Number of processes.
+        num_workers: Workers of the `DataLoader` that will read this; 0 for none.
+    """
+
+    def __init__(
+        self,
+        table: ParquetSeries,
+        batch_size: int,
+        *,
+        shuffle: bool = True,
+        seed: int = 0,
+        pool_blocks: int = 4,
+        prepare: Callable[[IrregularSeries], IrregularSeries] | None = None,
+        make_batch: Callable[[IrregularSeries, Int[np.ndarray, "B"]], Batch] = collate,
+        weight: Any = None,
+        rank: int = 0,
+        world_size: int = 1,
+        num_workers: int = 0,
+    ) -> None:
+        for name, number in (("batch_size", batch_size), ("pool_blocks", pool_blocks)):
+            if number < 1:
+                raise ValueError(f"{name} must be at least 1; got {number}")
+        check_rank(rank, world_size)
+        self.table, self.batch_size, self.pool_blocks = table, batch_size, pool_blocks
+        self.shuffle, self.seed, self.epoch = shuffle, seed, 0
+        self.prepare, self.make_batch = prepare, make_batch
+        self.weight = None if weight is None else np.asarray(weight, dtype=np.float32)
+        if self.weight is not None and self.weight.shape != (len(table),):
+            raise ValueError(f"weight must be [{len(table)}]; got {list(self.weight.shape)}")
+        self.rank, self.world_size, self.num_workers = rank, world_size, num_workers
+        self._deal()  # refuses too few blocks early
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch, which decides the order."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        """Return the number of batches of this rank in this epoch."""
+        return self._num_steps(self._deal()) * max(self.num_workers, 1)
+
+    def __iter__(self) -> Iterator[Batch]:
+        worker = get_worker_info()
+        workers = 1 if worker is None else worker.num_workers
+        if workers != max(self.num_workers, 1):
+            raise ValueError(
+                f"num_workers={self.num_workers} was announced and the DataLoader has {workers}; "
+                "give both the same, or use make_stream_loader"
+            )
+        shard = self.rank * workers + (0 if worker is None else worker.id)
+        deal = self._deal()
+        generator = np.random.default_rng((self.seed, self.epoch, shard))
+        yield from self._batches(deal[shard], self._num_steps(deal), generator)
+
+    def _deal(self) -> list[list[list[int]]]:
+        """Return the runs of blocks of each shard, in the order of this epoch.
+
+        Large runs are dealt first, each to the shard that has least. Which runs go together is the
+        same in all epochs, and with it the number of batches; who gets them, and when, is not.
+        """
+        num_shards = self.world_size * max(self.num_workers, 1)
+        sizes = self.table.series_per_block()
+        runs = [[b for b in run if sizes[b]] for run in self.table.blocks_per_row_group()]
+        runs = [run for run in runs if run]
+        if len(runs) < 2 * num_shards:
+            runs = [[block] for run in runs for block in run]
+        shards: list[list[list[int]]] = [[] for _ in range(num_shards)]
+        load = np.zeros(num_shards, dtype=np.int64)
+        for run in sorted(runs, key=lambda run: -sizes[run].sum()):
+            shards[int(np.argmin(load))].append(run)
+            load[np.argmin(load)] += sizes[run].sum()
+        if load.min() < -(-load.max() // self.batch_size):
+            raise ValueError(
+                f"the {len(runs)} blocks of the table cannot be shared evenly by {num_shards} "
+                "shards (ranks times workers); open the table with a smaller chunk_rows, or use "
+                "fewer workers"
+            )
+        if not self.shuffle:
+            return [sorted(shard) for shard in shards]
+        generator = np.random.default_rng((self.seed, self.epoch))
+        shards = [shards[position] for position in generator.permutation(num_shards)]
+        return [[shard[k] for k in generator.permutation(len(shard))] for shard in shards]
+
+    def _num_steps(self, deal: list[list[list[int]]]) -> int:
+        """Return the number of batches of a shard: as many as the largest one needs."""
+        sizes = self.table.series_per_block()
+        largest = max(sum(int(sizes[run].sum()) for run in runs) for runs in deal)
+        return -(-largest // self.batch_size)
+
+    def _batches(
+        self, runs: list[list[int]], steps: int, generator: np.random.Generator
+    ) -> Iterator[Batch]:
+        """Yield the batches of one shard, which reads these runs of blocks."""
+        sizes = self.table.series_per_block()
+        total = sum(int(sizes[run].sum()) for run in runs)
+        widths = np.diff(even_bounds(total, steps))
+        pool: list[_Chunk] = []
+        for number_read, chunk in enumerate(self._chunks(runs), start=1):
+            pool.append(chunk)
+            if number_read % self.pool_blocks == 0:
+                pooled = sum(len(positions) for positions, _ in pool)
+                ready = int(np.searchsorted(np.cumsum(widths), pooled, side="right"))
+                yield from self._cut(pool, widths[:ready], default_pool(steps), generator)
+                widths = widths[ready:]
+        yield from self._cut(pool, widths, default_pool(steps), generator)
+
+    def _chunks(self, runs: list[list[int]]) -> Iterator[_Chunk]:
+        for run in runs:
+            # A run may have holes where nothing is selected; reading skips those.
+            for positions, chunk in self.table.read_blocks(range(run[0], run[-1] + 1)):
+                yield positions, chunk if self.prepare is None else self.prepare(chunk)
+
+    def _cut(
+        self,
+        pool: list[_Chunk],
+        widths: Int[np.ndarray, "k"],
+        pool_batches: int,
+        generator: np.random.Generator,
+    ) -> Iterator[Batch]:
+        """Yield batches of these sizes from the pool, and leave the rest in it."""
+        if len(widths) == 0:
+            return
+        positions = np.concatenate([positions for positions, _ in pool])
+        series = concatenate([part for _, part in pool])
+        order = generator.permutation(len(series)) if self.shuffle else np.arange(len(series))
+        used, rest = order[: widths.sum()], order[widths.sum() :]
+        bounds = np.concatenate(([0], np.cumsum(widths)))
+        batches = cut_by_length(used, series.lengths, bounds, pool_batches)
+        turns = generator.permutation(len(batches)) if self.shuffle else range(len(batches))
+        pool[:] = [(positions[rest], series[rest])] if len(rest) else []
+        for turn in turns:
+            chosen = batches[turn]
+            batch = self.make_batch(series, chosen)
+            index = positions[chosen]
+            weight = batch.weight if self.weight is None else torch.from_numpy(self.weight[index])
+            yield replace(batch, index=torch.from_numpy(index), weight=weight)
+
+
+def make_stream_loader(
+    table: ParquetSeries,
+    batch_size: int,
+    *,
+    num_workers: int = 0,
+    pin_memory: bool = False,
+    **settings: Any,
+) -> DataLoader[Batch]:
+    """Return a loader over `StreamedBatches`; call `loader.dataset.set_epoch` before each epoch.
+
+    Args:
+        table: The table.
+        batch_size: Largest number of series per batch.
+        num_workers: Processes that read in the background.
+        pin_memory: Put batches into page-locked memory, for fast copies to a GPU.
+        **settings: Other arguments of `StreamedBatches`.
+    """
+    dataset = StreamedBatches(table, batch_size, num_workers=num_workers, **settings)
+    # Workers are started afresh each epoch: they learn its number when they get the data set.
+    return DataLoader(
+        dataset,
+        batch_size=None,
+        num_workers=num_workers,
+        pin_memory=pin_memory,
+        generator=torch.Generator().manual_seed(dataset.seed),
     )

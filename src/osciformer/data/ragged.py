@@ -1,18 +1,32 @@
-"""Index arithmetic of ragged arrays: the rows of all series, and where each begins."""
+"""Flat arrays of ragged series: index arithmetic, checks, and several rows at one time.
+
+The rows of all series lie one after another, T in all; `offsets` [n + 1] says where each series
+begins, followed by T.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
-from osciformer._types import Float, Int
-from osciformer.data.checks import as_float_array
+from osciformer._text import check_choice, name_some
+from osciformer._types import Bool, Float, Int
+
+Duplicates = Literal["error", "mean", "last", "keep"]
+
+
+class Rows(NamedTuple):
+    """Times [T], values [T, F] and offsets [n + 1] of ragged series."""
+
+    times: Float[np.ndarray, "T"]
+    values: Float[np.ndarray, "T F"]
+    offsets: Int[np.ndarray, "n+1"]
 
 
 def offsets_of(lengths: Int[np.ndarray, "n"]) -> Int[np.ndarray, "n+1"]:
-    """Return where each series begins, and behind them the total.
+    """Return where each series begins, followed by the total.
 
     Example:
         >>> offsets_of(np.array([2, 0, 3]))
@@ -47,17 +61,14 @@ def rows_of_series(
     return np.arange(chosen[-1]) + shift, chosen
 
 
+def locate(offsets: Int[np.ndarray, "n+1"], row: int) -> tuple[int, int]:
+    """Return the series that a row belongs to, and its step there."""
+    series = int(np.searchsorted(offsets, row, side="right")) - 1
+    return series, row - int(offsets[series])
+
+
 def positions_of(key: Any, length: int) -> Int[np.ndarray, "m"]:
-    """Return the positions that an index array, a list or a boolean mask names.
-
-    Args:
-        key: Integers (negative ones count from the end) or one boolean per series.
-        length: Number of series.
-
-    Example:
-        >>> positions_of([True, False, True], 3), positions_of([-1, 0], 3)
-        (array([0, 2]), array([2, 0]))
-    """
+    """Return the positions that an index array, a list or a boolean mask names."""
     array = np.asarray(key)
     if array.size == 0:
         array = array.astype(np.int64)
@@ -80,19 +91,8 @@ def positions_of(key: Any, length: int) -> Int[np.ndarray, "m"]:
     return np.where(array < 0, array + length, array).astype(np.int64)
 
 
-def flatten(
-    times: Sequence[Any], values: Sequence[Any]
-) -> tuple[Float[np.ndarray, "T"], Float[np.ndarray, "T F"], Int[np.ndarray, "n+1"]]:
-    """Return lists of per-series arrays as flat arrays with offsets.
-
-    Args:
-        times: One array [N] per series.
-        values: One array [N, F] per series, or [N] for a single feature.
-
-    Example:
-        >>> flatten([[0.0, 1.0], [5.0]], [[1, 2], [3]])[2]
-        array([0, 2, 3])
-    """
+def flatten(times: Sequence[Any], values: Sequence[Any]) -> Rows:
+    """Return lists of per-series times [N] and values [N, F], or [N], as flat rows."""
     if len(times) != len(values):
         raise ValueError(
             f"times and values must have one entry per series; got {len(times)} and {len(values)}"
@@ -112,4 +112,232 @@ def flatten(
                 f"got {list(column.shape)} and {list(table.shape)}"
             )
     lengths = np.array([len(column) for column in columns])
-    return np.concatenate(columns), np.concatenate(tables), offsets_of(lengths)
+    return Rows(np.concatenate(columns), np.concatenate(tables), offsets_of(lengths))
+
+
+def as_float_array(name: str, array: Any, dtype: Any) -> np.ndarray:
+    """Return the array as floats, and say which argument holds something else."""
+    source = np.asarray(array)
+    if source.dtype.kind not in "fiub":
+        raise TypeError(
+            f"{name} must be numbers; got {source.dtype}. Encode categories as numbers first, and "
+            "read dates with osciformer.data.from_frame"
+        )
+    with np.errstate(over="ignore"):  # what does not fit becomes inf, which is refused by name
+        return np.ascontiguousarray(source, dtype=dtype)
+
+
+def as_plain_array(name: str, array: Any) -> np.ndarray:
+    """Return an array of numbers, booleans, text or dates, but not of Python objects."""
+    array = np.asarray(array)
+    if array.dtype.kind == "O":
+        kinds = sorted({type(item).__name__ for item in array.ravel()})
+        if kinds != ["str"]:
+            raise TypeError(
+                f"{name} must be all numbers or all text; got a mixture of {', '.join(kinds)}"
+            )
+        array = array.astype(np.str_)
+    if array.dtype.kind not in "biufUM":
+        raise TypeError(f"{name} must be numbers or text; got {array.dtype}")
+    return array
+
+
+def check_offsets(offsets: Int[np.ndarray, "n+1"], num_rows: int) -> None:
+    """Refuse offsets that do not rise from 0 to the number of rows."""
+    if offsets.ndim != 1 or len(offsets) == 0:
+        raise ValueError(f"offsets must be [n + 1]; got the shape {list(offsets.shape)}")
+    if offsets[0] != 0 or offsets[-1] != num_rows or (np.diff(offsets) < 0).any():
+        raise ValueError(
+            f"offsets must rise from 0 to the number of rows, {num_rows}; "
+            f"they go from {offsets[0]} to {offsets[-1]}"
+        )
+
+
+def check_times(
+    times: Float[np.ndarray, "T"], offsets: Int[np.ndarray, "n+1"], ids: np.ndarray
+) -> None:
+    """Refuse times that are not finite, or that decrease within a series."""
+    wrong = ~np.isfinite(times)
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        series, step = locate(offsets, row)
+        raise ValueError(
+            f"times must be finite; series {ids[series]!s} has t[{step}]={times[row]}. "
+            "Drop rows without a time"
+        )
+    falls = np.diff(times) < 0
+    starts = offsets[1:-1]
+    falls[starts[(starts > 0) & (starts < len(times))] - 1] = False
+    if falls.any():
+        row = int(np.argmax(falls)) + 1
+        series, step = locate(offsets, row)
+        raise ValueError(
+            f"times must not decrease within a series; series {ids[series]!s} has "
+            f"t[{step}]={times[row]:g} < t[{step - 1}]={times[row - 1]:g}. "
+            "Sort the rows by time, or pass sort=True to from_arrays"
+        )
+
+
+def check_values(
+    values: Float[np.ndarray, "T F"],
+    offsets: Int[np.ndarray, "n+1"],
+    ids: np.ndarray,
+    feature_names: tuple[str, ...],
+) -> None:
+    """Refuse infinite values; NaN is a missing one."""
+    infinite = np.isinf(values)
+    if infinite.any():
+        row, feature = np.argwhere(infinite)[0]
+        series, step = locate(offsets, int(row))
+        raise ValueError(
+            f"values must be finite float32 or NaN for missing; feature {feature_names[feature]!r} "
+            f"of series {ids[series]!s} is {values[row, feature]} at step {step}. "
+            "Replace infinite values by NaN, or rescale values beyond 3e38"
+        )
+
+
+def check_names(name: str, names: Sequence[str] | None, count: int, prefix: str) -> tuple[str, ...]:
+    """Return the names as a tuple, made up from the prefix if there are none."""
+    if names is None:
+        return tuple(f"{prefix}_{i}" for i in range(count))
+    names = tuple(str(item) for item in names)
+    if len(names) != count:
+        raise ValueError(f"{name} must have {count} entries; got {len(names)}: {name_some(names)}")
+    if len(set(names)) != count:
+        twice = sorted({item for item in names if names.count(item) > 1})
+        raise ValueError(f"{name} must differ from each other; {name_some(twice)} occurs twice")
+    return names
+
+
+def check_static(static: Any, num_series: int) -> Float[np.ndarray, "n S"]:
+    """Return static features as float32 [n, S]."""
+    static = as_float_array("static", static, np.float32)
+    if static.ndim != 2 or len(static) != num_series:
+        raise ValueError(f"static must be [{num_series}, S]; got {list(static.shape)}")
+    if np.isinf(static).any():
+        series = int(np.argwhere(np.isinf(static))[0, 0])
+        raise ValueError(f"static must be finite or NaN; series number {series} has an infinity")
+    return static
+
+
+def check_labels(labels: Any, num_series: int) -> np.ndarray:
+    """Return labels as an array [n], or real targets as [n, K], without missing ones."""
+    labels = as_plain_array("labels", labels)
+    if labels.ndim not in (1, 2) or len(labels) != num_series:
+        raise ValueError(
+            f"labels must be [{num_series}] or, for several real targets, [{num_series}, K]; "
+            f"got {list(labels.shape)}"
+        )
+    if labels.ndim == 2 and labels.dtype.kind not in "fiub":
+        raise TypeError(f"labels [n, K] must be real targets; got {labels.dtype}")
+    if labels.dtype.kind == "f":
+        missing = ~np.isfinite(labels.reshape(num_series, -1)).all(axis=1)
+        if missing.any():
+            raise ValueError(
+                f"labels must be finite; series number {name_some(np.flatnonzero(missing))} has "
+                "none. Drop those series, or leave labels out for prediction"
+            )
+    return labels
+
+
+def merge_equal_times(rows: Rows, ids: np.ndarray, *, duplicates: Duplicates) -> Rows:
+    """Return rows whose times differ within each series [n], unless duplicates are kept.
+
+    `mean` and `last` merge the values that are present at one time, feature by feature.
+    """
+    check_choice("duplicates", duplicates, get_args(Duplicates))
+    times, values, offsets = rows
+    if duplicates == "keep" or len(times) == 0:
+        return rows
+    begins = np.concatenate(([True], np.diff(times) != 0))
+    begins[offsets[:-1][np.diff(offsets) > 0]] = True
+    if begins.all():
+        return rows
+    owner = series_of_rows(offsets)
+    if duplicates == "error":
+        repeated = np.flatnonzero(~begins)
+        first = repeated[0]
+        raise ValueError(
+            f"{len(repeated)} rows have the time of another row of their series, the first at "
+            f"t={times[first]:g} of series {ids[owner[first]]!s}; series concerned: "
+            f"{name_some(ids[np.unique(owner[repeated])])}. Pass duplicates='mean' or 'last' to "
+            "merge such rows, or 'keep' to take them as separate observations at one time"
+        )
+    merged = values[begins]
+    tied = ~(begins & np.append(begins[1:], True))  # rows that share their time with another row
+    groups = np.cumsum(begins)[tied] - 1
+    merged[np.unique(groups)] = _merge(values[tied], begins[tied], duplicates)
+    lengths = np.bincount(owner[begins], minlength=len(offsets) - 1)
+    return Rows(times[begins], merged, offsets_of(lengths))
+
+
+def _merge(
+    values: Float[np.ndarray, "T F"], begins: Bool[np.ndarray, "T"], how: str
+) -> Float[np.ndarray, "R F"]:
+    """Return one row per group of tied rows."""
+    starts = np.flatnonzero(begins)
+    observed = ~np.isnan(values)
+    if how == "last":
+        row = np.where(observed, np.arange(len(values))[:, None], -1)
+        latest = np.maximum.reduceat(row, starts, axis=0)
+        picked = np.take_along_axis(values, np.maximum(latest, 0), axis=0)
+        return np.where(latest >= 0, picked, np.float32(np.nan))
+    count = np.add.reduceat(observed.astype(np.int64), starts, axis=0)
+    total = np.add.reduceat(np.where(observed, values.astype(np.float64), 0.0), starts, axis=0)
+    mean = total / np.maximum(count, 1)
+    return np.where(count > 0, mean, np.nan).astype(np.float32)
+
+
+def pivot_variables(
+    owner: Int[np.ndarray, "E"],
+    times: Float[np.ndarray, "E"],
+    feature: Int[np.ndarray, "E"],
+    value: Float[np.ndarray, "E"],
+    *,
+    ids: np.ndarray,
+    feature_names: tuple[str, ...],
+    duplicates: Duplicates,
+) -> Rows:
+    """Return a row per series and time, with a column per variable, from single entries.
+
+    Entries are sorted by series (`owner`) and time, and none is NaN. Cells without an entry are
+    NaN. With `duplicates="keep"`, several entries of one cell give several rows at that time.
+    """
+    width = len(feature_names)
+    if len(owner) == 0:
+        empty = np.empty((0, width), dtype=np.float32)
+        return Rows(np.empty(0), empty, np.zeros(len(ids) + 1, dtype=np.int64))
+    begins = np.concatenate(([True], (np.diff(owner) != 0) | (np.diff(times) != 0)))
+    row = np.cumsum(begins) - 1
+    first = np.flatnonzero(begins)
+    table = np.full((len(first), width), np.nan, dtype=np.float32)
+    table[row, feature] = value  # of several values the last one stays
+    row_owner, row_times = owner[first], times[first]
+    num_repeated = len(value) - int(np.count_nonzero(~np.isnan(table)))
+    if num_repeated and duplicates != "last":
+        order = np.argsort(row * width + feature, kind="stable")
+        cell = (row * width + feature)[order]
+        fresh = np.concatenate(([True], np.diff(cell) != 0))
+        if duplicates == "error":
+            where = order[np.argmin(fresh)]
+            raise ValueError(
+                f"{num_repeated} values repeat a variable at the same time of a series, such as "
+                f"{feature_names[feature[where]]!r} at t={times[where]:g} of series "
+                f"{ids[owner[where]]!s}; pass duplicates='mean', 'last' or 'keep'"
+            )
+        starts = np.flatnonzero(fresh)
+        if duplicates == "mean":
+            total = np.add.reduceat(value[order].astype(np.float64), starts)
+            table.reshape(-1)[cell[starts]] = total / np.diff(np.append(starts, len(cell)))
+        else:
+            rank = np.empty(len(cell), dtype=np.int64)
+            rank[order] = np.arange(len(cell)) - np.repeat(
+                starts, np.diff(np.append(starts, len(cell)))
+            )
+            copies = np.maximum.reduceat(rank, first) + 1
+            row = offsets_of(copies)[row] + rank
+            table = np.full((int(copies.sum()), width), np.nan, dtype=np.float32)
+            table[row, feature] = value
+            row_owner, row_times = np.repeat(row_owner, copies), np.repeat(row_times, copies)
+    offsets = offsets_of(np.bincount(row_owner, minlength=len(ids)))
+    return Rows(row_times, table, offsets)

@@ -1,25 +1,68 @@
-"""Public data sets by name.
+"""Public data sets by name: what is known, where the files lie, and how they are verified.
 
 A data set is looked for in the folder that `OSCIFORMER_DATA` names, then in the cache, and is then
-downloaded; `osciformer.data.cache` documents both places. Files are checked against the SHA-256
-that the registry states. Where none is known, the first download is trusted, an
-`UnverifiedDownloadWarning` says so once, and later uses are checked against what came then.
+downloaded. Both variables are read at each call:
+
+| variable | names | default |
+| --- | --- | --- |
+| `OSCIFORMER_DATA` | a folder of data sets that is searched first and never written to | none |
+| `OSCIFORMER_CACHE` | the folder for downloads | the cache folder of the platform |
+
+`OSCIFORMER_DATA` holds compact copies (`physionet2012/set-a.parquet`, `uea/BasicMotions.npz`,
+`tpp/taxi.parquet`, as `describe_dataset` lists them) or the public files under the name of the
+data set (`physionet2012/set-a.tar.gz`).
+
+In the cache, the public files of a data set are in `datasets/<name>/`. Beside them are
+
+- `hashes.json`: the SHA-256 of every file here. If the registry knows no hash, the first download
+  is trusted, an `UnverifiedDownloadWarning` says so once, and later uses are checked against this
+  record;
+- `.lock`: held while a file is downloaded, so that a second process waits for it;
+- `.<file>.part` and `.<file>.part.json`: a download that was interrupted and can be continued.
 """
 
 from __future__ import annotations
 
-import difflib
+import contextlib
+import json
+import os
+import sys
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from osciformer.data.cache import dataset_folder
-from osciformer.data.dataset_info import DatasetInfo, Request, Source, Task
-from osciformer.data.datasets.events import EVENTS
-from osciformer.data.datasets.physionet2012 import PHYSIONET_2012
-from osciformer.data.datasets.uea import UEA
-from osciformer.data.errors import UnknownDatasetError
-from osciformer.data.progress import ProgressCallback, choose_progress, format_bytes
-from osciformer.data.store import find_files
+from osciformer._files import write_json
+from osciformer._optional import need
+from osciformer._text import did_you_mean
+from osciformer.data.dataset_info import (
+    DataFile,
+    DatasetInfo,
+    Request,
+    Source,
+    Task,
+    read_catalog,
+)
+from osciformer.data.datasets import events, physionet2012, uea
+from osciformer.data.download import (
+    CACHE_VARIABLE,
+    DATA_VARIABLE,
+    ProgressCallback,
+    choose_progress,
+    download,
+    file_sha256,
+    format_bytes,
+    offline_advice,
+)
+from osciformer.data.errors import (
+    ChecksumError,
+    DatasetError,
+    MissingFileError,
+    UnknownDatasetError,
+    UnverifiedDownloadWarning,
+)
+
+HASHES_NAME = "hashes.json"
 
 _REGISTRY: dict[str, DatasetInfo] = {}
 
@@ -39,12 +82,15 @@ def register_dataset(info: DatasetInfo, *, replace: bool = False) -> None:
     _REGISTRY[info.name] = info
 
 
-for _dataset in (PHYSIONET_2012, *UEA, *EVENTS):
+for _dataset in read_catalog(
+    Path(__file__).with_name("datasets") / "catalog.toml",
+    {"events": events, "physionet2012": physionet2012, "uea": uea},
+):
     register_dataset(_dataset)
 
 
 def list_datasets(task: Task | None = None) -> tuple[str, ...]:
-    """Return the names of the registered data sets, sorted without regard to case.
+    """Return the names of the registered data sets, sorted and ignoring case.
 
     Args:
         task: Only those for this task.
@@ -61,20 +107,18 @@ def dataset_info(name: str) -> DatasetInfo:
     """Return what the registry knows about a data set.
 
     Raises:
-        UnknownDatasetError: If there is no such data set; the message has the nearest names.
+        UnknownDatasetError: If there is no such data set; the message suggests near names.
 
     Example:
         >>> dataset_info("physionet2012").splits
         ('set-a', 'set-b', 'set-c')
     """
-    try:
+    if name in _REGISTRY:
         return _REGISTRY[name]
-    except KeyError:
-        pass
-    by_folded = {known.casefold(): known for known in _REGISTRY}
-    near = difflib.get_close_matches(str(name).casefold(), by_folded, n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(repr(by_folded[item]) for item in near)}? " if near else ""
-    raise UnknownDatasetError(f"no data set is called {name!r}; {hint}list_datasets() has them all")
+    hint = did_you_mean(name, _REGISTRY)
+    raise UnknownDatasetError(
+        f"no data set is called {name!r}; {hint}{' ' if hint else ''}list_datasets() has them all"
+    )
 
 
 def describe_dataset(name: str) -> str:
@@ -118,7 +162,23 @@ def dataset_path(name: str) -> Path:
 
     A file that was downloaded by other means is found if it is put there.
     """
-    return dataset_folder(dataset_info(name).name)
+    return cache_folder() / "datasets" / dataset_info(name).name
+
+
+def cache_folder() -> Path:
+    """Return the folder for downloads, which need not exist yet."""
+    value = os.environ.get(CACHE_VARIABLE, "").strip()
+    if value:
+        return Path(value).expanduser()
+    platform: str = sys.platform
+    if platform == "win32":
+        folder = os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local"
+        return Path(folder) / "osciformer" / "Cache"
+    if platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "osciformer"
+    # The XDG specification says to ignore a relative path.
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "osciformer"
 
 
 def fetch_dataset(
@@ -130,7 +190,7 @@ def fetch_dataset(
     verify: bool = True,
     progress: bool | ProgressCallback | None = None,
 ) -> tuple[Path, ...]:
-    """Return the files of a data set on this machine, downloaded if need be, without reading them.
+    """Return the files of a data set on this machine, downloaded if needed, without reading them.
 
     Args:
         name: A name of `list_datasets()`.
@@ -141,17 +201,10 @@ def fetch_dataset(
         progress: As for `get_dataset`.
     """
     info = dataset_info(name)
-    _check_choice(info, "split", split, info.splits, is_optional=True)
-    _check_choice(info, "fold", fold, info.folds, is_optional=True)
-    _, files = find_files(
-        info,
-        split=split,
-        fold=fold,
-        may_download=download,
-        is_verified=verify,
-        progress=choose_progress(progress),
-    )
-    return tuple(files.values())
+    _check_choice(info, "split", split, (None, *info.splits))
+    _check_choice(info, "fold", fold, (None, *info.folds))
+    options = _Options(download, verify, choose_progress(progress))
+    return tuple(find_files(info, split=split, fold=fold, options=options)[1].values())
 
 
 def get_dataset(
@@ -167,38 +220,194 @@ def get_dataset(
 
     Args:
         name: A name of `list_datasets()`.
-        split: One of its splits, such as `"train"`; `dataset_info(name).splits` has them.
-        fold: One of its folds, for the sets that come in folds.
+        split: One of its splits, such as `"train"`; `dataset_info(name).splits` lists them.
+        fold: One of its folds, for sets that come in folds.
         download: Whether files may be downloaded; if not, they must be on this machine.
         verify: Whether a file in `OSCIFORMER_DATA` must have the registered hash. Downloads are
-            always checked.
+            always verified.
         progress: Whether to draw a bar while downloading, or a callback `(file, done, total)`;
             by default a bar if standard error is a terminal.
 
     Raises:
         UnknownDatasetError: If there is no such data set, split or fold.
         MissingFileError: If a file is not here and cannot or must not be downloaded.
-        DownloadError: If a download fails; it goes on where it stopped when called again.
+        DownloadError: If a download fails; the next call continues where it stopped.
         ChecksumError: If a file is not the expected one.
     """
     info = dataset_info(name)
     _check_choice(info, "split", split, info.splits)
-    _check_choice(info, "fold", fold, info.folds, is_optional=not info.folds)
-    source, files = find_files(
-        info,
-        split=split,
-        fold=fold,
-        may_download=download,
-        is_verified=verify,
-        progress=choose_progress(progress),
-    )
+    _check_choice(info, "fold", fold, info.folds or (None,))
+    options = _Options(download, verify, choose_progress(progress))
+    source, files = find_files(info, split=split, fold=fold, options=options)
     return source.load(Request(split=split, fold=fold, files=files))
 
 
-def _check_choice(
-    info: DatasetInfo, what: str, value: Any, allowed: tuple[Any, ...], is_optional: bool = False
-) -> None:
-    if value in allowed or (value is None and is_optional):
-        return
-    choices = f"must be one of {', '.join(map(repr, allowed))}" if allowed else "does not apply"
-    raise UnknownDatasetError(f"{what} {choices} for data set {info.name!r}, got {value!r}")
+def _check_choice(info: DatasetInfo, what: str, value: Any, allowed: tuple[Any, ...]) -> None:
+    if value not in allowed:
+        choices = ", ".join(repr(item) for item in allowed if item is not None)
+        rule = f"must be one of {choices}" if choices else "does not apply"
+        raise UnknownDatasetError(f"{what} {rule} for data set {info.name!r}, got {value!r}")
+
+
+class _Options(NamedTuple):
+    """Whether files may be downloaded, whether local ones are verified, and how to report."""
+
+    may_download: bool
+    is_verified: bool
+    progress: ProgressCallback | None
+
+
+def find_files(
+    info: DatasetInfo, *, split: str | None, fold: int | None, options: _Options
+) -> tuple[Source, dict[str, Path]]:
+    """Return the source that serves the request, and its files by `DataFile.path`."""
+    folder = _local_folder()
+    if folder is not None:
+        for source, base in ((info.local, folder), (info.public, folder / info.name)):
+            if source is None or not source.holds(split) or (split is None and source.splits):
+                continue
+            needed = source.needed(split, fold)
+            if needed and all((base / file.path).is_file() for file in needed):
+                for file in needed:
+                    if options.is_verified:
+                        _verify_local(file, base / file.path)
+                return source, {file.path: base / file.path for file in needed}
+    if info.public is None or not info.public.holds(split):
+        raise MissingFileError(_no_address(info, split, folder))
+    needed = info.public.needed(split, fold)
+    return info.public, {file.path: _obtain(info.name, file, options) for file in needed}
+
+
+def _local_folder() -> Path | None:
+    """Return the folder that `OSCIFORMER_DATA` names, or None if the variable is not set."""
+    value = os.environ.get(DATA_VARIABLE, "").strip()
+    if not value:
+        return None
+    folder = Path(value).expanduser()
+    if not folder.is_dir():
+        raise DatasetError(
+            f"{DATA_VARIABLE} is {value!r}, which is not a folder; correct the variable or unset it"
+        )
+    return folder
+
+
+def _verify_local(file: DataFile, path: Path) -> None:
+    got = None if file.sha256 is None else file_sha256(path)
+    if got != file.sha256:
+        raise ChecksumError(
+            f"{path} is not the expected file: SHA-256 expected {file.sha256}, got {got}; replace "
+            f"it, pass verify=False to read it anyway, or unset {DATA_VARIABLE}"
+        )
+
+
+def _obtain(name: str, file: DataFile, options: _Options) -> Path:
+    """Return the verified file in the cache, downloaded if needed."""
+    folder = dataset_path(name)
+    target = folder / file.path
+    # A file under its final name is complete: reading it needs neither a lock nor a writable cache.
+    if target.is_file():
+        expected = _expected_sha256(folder, file)
+        if expected is not None and file_sha256(target) == expected:
+            return target
+    elif not options.may_download or not file.addresses:
+        raise MissingFileError(
+            f"{file.path} of data set {name!r} is not on this machine"
+            + (", and download=False" if file.addresses else ", and no public address is known")
+            + f". {offline_advice(target)}"
+        )
+    with _exclusive(folder):
+        # Another process may have brought the file while this one waited.
+        expected = _expected_sha256(folder, file)
+        got, source = "", f"file found at {target}"
+        if target.is_file():
+            got = file_sha256(target)
+            if expected == got:
+                return target
+            if expected is not None and not (options.may_download and file.addresses):
+                raise ChecksumError(
+                    f"{target} is not the expected file: SHA-256 expected {expected}, got {got}; "
+                    f"delete it and get it again. {offline_advice(target)}"
+                )
+        if not target.is_file() or expected is not None:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            source, got, _ = download(
+                file.addresses,
+                target,
+                sha256=expected,
+                sha256_source="the registry" if file.sha256 else _first_download(folder),
+                size=file.size,
+                progress=options.progress,
+            )
+        record = {"sha256": got, "size": target.stat().st_size, "source": source}
+        write_json(folder / HASHES_NAME, _read_hashes(folder) | {file.path: record})
+    if expected is None:
+        warnings.warn(
+            f"no hash is registered for {file.path} of data set {name!r}: this copy is trusted, "
+            f"its SHA-256 {got} is kept in {folder / HASHES_NAME} and checked from now on",
+            UnverifiedDownloadWarning,
+            stacklevel=5,
+        )
+    return target
+
+
+@contextlib.contextmanager
+def _exclusive(folder: Path, *, timeout: float = 3600.0) -> Iterator[None]:
+    """Create `folder` and hold its lock against other threads and processes."""
+    filelock = need("filelock", extra="data")
+    lock = filelock.FileLock(folder / ".lock", timeout=timeout)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    except filelock.Timeout as error:
+        raise DatasetError(
+            f"another process has held {lock.lock_file} for {timeout:.0f} s; "
+            "end it, or wait for its download, and try again"
+        ) from error
+    except (OSError, NotImplementedError) as error:
+        raise DatasetError(
+            f"the cache folder {folder} cannot be written to or locked ({error}); "
+            f"set {CACHE_VARIABLE} to another folder"
+        ) from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _expected_sha256(folder: Path, file: DataFile) -> str | None:
+    """Return the registered hash, or the one of the first download."""
+    if file.sha256 is not None:
+        return file.sha256
+    recorded = _read_hashes(folder).get(file.path, {}).get("sha256")
+    return recorded if isinstance(recorded, str) else None
+
+
+def _first_download(folder: Path) -> str:
+    return (
+        f"the first download, recorded in {folder / HASHES_NAME}; "
+        "delete that file if the publisher has replaced this one on purpose"
+    )
+
+
+def _read_hashes(folder: Path) -> dict[str, dict[str, Any]]:
+    """Return what `hashes.json` in `folder` records, by file name; empty if there is none."""
+    path = folder / HASHES_NAME
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise DatasetError(f"{path} cannot be read ({error}); delete it and try again") from error
+    if not isinstance(content, dict) or not all(isinstance(v, dict) for v in content.values()):
+        raise DatasetError(f"{path} is not a record of hashes; delete it and try again")
+    return content
+
+
+def _no_address(info: DatasetInfo, split: str | None, folder: Path | None) -> str:
+    part = f"split {split!r} of data set {info.name!r}" if split else f"data set {info.name!r}"
+    local = info.local
+    if local is None or not local.holds(split):
+        return f"{part} has neither a public address nor a form to keep in {DATA_VARIABLE}"
+    names = ", ".join(file.path for file in local.needed(split, None))
+    where = f"{DATA_VARIABLE} ({folder})" if folder else f"a folder that {DATA_VARIABLE} names"
+    return f"{part} has no public address; put {names} into {where}"

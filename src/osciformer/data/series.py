@@ -1,29 +1,197 @@
-"""A ragged container for irregularly sampled series."""
+"""A ragged container for irregularly sampled series, and the meaning of its times."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args, overload
 
 import numpy as np
 
+from osciformer._optional import need
+from osciformer._text import check_choice, name_some
 from osciformer._types import Float, Int
-from osciformer.data import checks
 from osciformer.data.ragged import (
+    Duplicates,
+    Rows,
+    as_float_array,
+    as_plain_array,
+    check_labels,
+    check_names,
+    check_offsets,
+    check_static,
+    check_times,
+    check_values,
     flatten,
+    merge_equal_times,
     offsets_of,
     positions_of,
     rows_of_series,
     series_of_rows,
 )
-from osciformer.data.single import SingleSeries
-from osciformer.data.ties import Duplicates, settle_ties
-from osciformer.data.time_axis import TimeAxis
 
 if TYPE_CHECKING:
     from types import EllipsisType
 
 Empty = Literal["error", "drop", "keep"]
+TimeKind = Literal["number", "datetime", "duration"]
+TimeOrigin = Literal["absolute", "series"]
+
+# Nanoseconds of each unit, so that ratios are exact integers or their inverses.
+NANOSECONDS = {
+    "ns": 1,
+    "us": 1_000,
+    "ms": 1_000_000,
+    "s": 1_000_000_000,
+    "min": 60_000_000_000,
+    "h": 3_600_000_000_000,
+    "d": 86_400_000_000_000,
+}
+# Beyond this a float64 cannot tell neighbouring integers apart.
+EXACT_INTEGER = 2**53
+
+
+@dataclass(frozen=True)
+class TimeAxis:
+    """The meaning of the float64 times of an `IrregularSeries`.
+
+    Dates and durations become numbers of a unit. With `origin="series"` a series begins at 0, and
+    the container keeps where that was; with `origin="absolute"` numbers stay as they were, and
+    dates count from 1970-01-01 UTC.
+
+    Args:
+        kind: What the times were: `number`, `datetime` or `duration`.
+        unit: Unit of the float64 times, one of ns, us, ms, s, min, h, d; None for numbers.
+        resolution: Unit of the stored dates (ns, us, ms or s), to which decoded times are rounded.
+        timezone: Time zone of the dates, such as `Europe/Vienna`; None for naive ones.
+        origin: `absolute` or `series`.
+
+    Example:
+        >>> axis = TimeAxis("datetime", unit="h", resolution="s", origin="series")
+        >>> noon = np.array([np.datetime64("2024-05-01T12:00", "s").astype(int)])
+        >>> axis.decode(np.array([1.5]), noon)
+        array(['2024-05-01T13:30:00'], dtype='datetime64[s]')
+    """
+
+    kind: TimeKind = "number"
+    unit: str | None = None
+    resolution: str | None = None
+    timezone: str | None = None
+    origin: TimeOrigin = "absolute"
+
+    def __post_init__(self) -> None:
+        for name, allowed in (
+            ("kind", ("number", "datetime", "duration")),
+            ("origin", ("absolute", "series")),
+            ("unit", (None,) if self.kind == "number" else tuple(NANOSECONDS)),
+            ("resolution", (None,) if self.kind == "number" else ("ns", "us", "ms", "s")),
+        ):
+            if getattr(self, name) not in allowed:
+                raise ValueError(
+                    f"{name} of a time axis of kind {self.kind!r} must be one of "
+                    f"{', '.join(map(repr, allowed))}; got {getattr(self, name)!r}"
+                )
+
+    @property
+    def ticks_per_unit(self) -> float:
+        """How many ticks of `resolution` one `unit` has; 1 for numbers."""
+        if self.unit is None or self.resolution is None:
+            return 1.0
+        return NANOSECONDS[self.unit] / NANOSECONDS[self.resolution]
+
+    def ticks_of(self, moments: np.ndarray) -> np.ndarray:
+        """Return numbers as they are, and dates or durations as ticks of `resolution`."""
+        wanted = {"number": "iuf", "datetime": "M", "duration": "m"}[self.kind]
+        if moments.dtype.kind not in wanted:
+            raise TypeError(
+                f"these series have times of kind {self.kind!r}; got {moments.dtype}"
+                + (
+                    ". Pass numpy.datetime64 in UTC, such as index.tz_convert(None).to_numpy()"
+                    if self.kind == "datetime"
+                    else ""
+                )
+            )
+        if self.kind == "number":
+            return moments
+        return moments.astype(self._dtype).astype(np.int64)
+
+    @property
+    def _dtype(self) -> str:
+        """NumPy's name of the dates or durations."""
+        name = "datetime64" if self.kind == "datetime" else "timedelta64"
+        return f"{name}[{self.resolution}]"
+
+    def encode(
+        self, ticks: np.ndarray, origins: Int[np.ndarray, "T"] | Float[np.ndarray, "T"] | None
+    ) -> Float[np.ndarray, "T"]:
+        """Return float64 times from numbers, or from dates and durations in ticks.
+
+        Args:
+            ticks: Integers (ticks of `resolution`) or, for numbers, integers or floats [T].
+            origins: The origin of each time [T], in ticks; None for `origin="absolute"`.
+
+        Returns:
+            Times in `unit` since the origin.
+        """
+        # Integers are subtracted as integers: that is exact even for nanoseconds since 1970.
+        since = ticks if origins is None else ticks - origins
+        if self.kind == "number" and np.issubdtype(since.dtype, np.integer):
+            far = np.abs(since) > EXACT_INTEGER
+            if far.any():
+                raise ValueError(
+                    f"the integer time {since[far][0]} is beyond 2**53, where float64 cannot tell "
+                    "neighbours apart; pass origin='series' so that each series begins at 0"
+                )
+        return since.astype(np.float64) / self.ticks_per_unit
+
+    def decode(
+        self,
+        times: Float[np.ndarray, "T"],
+        origins: Int[np.ndarray, "T"] | Float[np.ndarray, "T"] | None,
+    ) -> np.ndarray:
+        """Return the numbers, `datetime64` (UTC if there is a time zone) or `timedelta64` of times.
+
+        Args:
+            times: Times as in the container [T].
+            origins: The origin of each time [T]; None for `origin="absolute"`.
+        """
+        if self.kind == "number":
+            return np.asarray(times if origins is None else times + origins, dtype=np.float64)
+        ticks = np.rint(np.asarray(times) * self.ticks_per_unit).astype(np.int64)
+        if origins is not None:
+            ticks = ticks + origins
+        return ticks.astype(self._dtype)
+
+    def to_dict(self) -> dict[str, str | None]:
+        """Return plain values, for JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, state: dict[str, Any]) -> TimeAxis:
+        """Return the axis that `to_dict` wrote."""
+        return cls(**state)
+
+
+@dataclass(frozen=True)
+class SingleSeries:
+    """One series of an `IrregularSeries`; its arrays are views.
+
+    Attributes:
+        id: Its name.
+        times: Observation times [N], float64.
+        values: Values [N, F], float32; NaN is a missing one.
+        static: Static features [S], or None.
+        label: Its class, its target or its targets [K], or None.
+    """
+
+    id: Any
+    times: Float[np.ndarray, "N"]
+    values: Float[np.ndarray, "N F"]
+    static: Float[np.ndarray, "S"] | None = None
+    label: Any = None
+
+    def __len__(self) -> int:
+        return len(self.times)
 
 
 class IrregularSeries:
@@ -33,15 +201,15 @@ class IrregularSeries:
     series, and indexing takes what scikit-learn's splitters give: a slice, a boolean mask or an
     integer array returns an `IrregularSeries`, a single integer a `SingleSeries`.
 
-    This constructor takes arrays that are ready; it refuses times that are not finite or that
-    decrease, infinite values, and shapes that do not fit. Equal times within a series and series
-    without rows are allowed here. `from_arrays`, `from_padded` and `from_frame` start further from
-    that and say what to do about ties and empty series.
+    This constructor takes flat arrays. It refuses times that are not finite or that decrease,
+    infinite values, and shapes that do not fit. It allows equal times within a series and series
+    without rows. `from_arrays`, `from_padded` and `from_frame` take other forms, and have options
+    for equal times and empty series.
 
     Args:
         times: Times of all rows, in one unit, not decreasing within a series.
         values: Values of all rows; NaN is a missing one.
-        offsets: Row at which each series begins, and behind them T.
+        offsets: Row at which each series begins, followed by T.
         ids: Names of the series [n], numbers or text; 0, 1, ... if not given.
         static: Features that belong to a series as a whole; NaN is a missing one.
         labels: Classes or targets [n], or several real targets [n, K].
@@ -70,8 +238,8 @@ class IrregularSeries:
         time_axis: TimeAxis | None = None,
         origins: Any = None,
     ) -> None:
-        self.times = checks.as_float_array("times", times, np.float64)
-        self.values = checks.as_float_array("values", values, np.float32)
+        self.times = as_float_array("times", times, np.float64)
+        self.values = as_float_array("values", values, np.float32)
         self.offsets = np.ascontiguousarray(offsets, dtype=np.int64)
         if self.times.ndim != 1:
             raise ValueError(f"times must be [T]; got the shape {list(self.times.shape)}")
@@ -80,22 +248,18 @@ class IrregularSeries:
                 f"values must be [{len(self.times)}, F], one row per time; "
                 f"got {list(self.values.shape)}"
             )
-        checks.check_offsets(self.offsets, len(self.times))
+        check_offsets(self.offsets, len(self.times))
         count = len(self.offsets) - 1
-        self.ids = np.arange(count) if ids is None else checks.as_plain_array("ids", ids)
+        self.ids = np.arange(count) if ids is None else as_plain_array("ids", ids)
         if self.ids.shape != (count,):
             raise ValueError(f"ids must be [{count}]; got {list(self.ids.shape)}")
-        self.static = None if static is None else checks.check_static(static, count)
-        self.labels = None if labels is None else checks.check_labels(labels, count)
-        self.feature_names = checks.check_names(
+        self.static = None if static is None else check_static(static, count)
+        self.labels = None if labels is None else check_labels(labels, count)
+        num_static = 0 if self.static is None else self.static.shape[1]
+        self.feature_names = check_names(
             "feature_names", feature_names, self.values.shape[1], "feature"
         )
-        self.static_names = checks.check_names(
-            "static_names",
-            static_names,
-            0 if self.static is None else self.static.shape[1],
-            "static",
-        )
+        self.static_names = check_names("static_names", static_names, num_static, "static")
         self.time_axis = TimeAxis() if time_axis is None else time_axis
         self.origins = None if origins is None else np.asarray(origins)
         if (self.origins is not None) != (self.time_axis.origin == "series"):
@@ -104,8 +268,8 @@ class IrregularSeries:
             )
         if self.origins is not None and self.origins.shape != (count,):
             raise ValueError(f"origins must be [{count}]; got {list(self.origins.shape)}")
-        checks.check_times(self.times, self.offsets, self.ids)
-        checks.check_values(self.values, self.offsets, self.ids, self.feature_names)
+        check_times(self.times, self.offsets, self.ids)
+        check_values(self.values, self.offsets, self.ids, self.feature_names)
 
     @classmethod
     def from_arrays(
@@ -124,7 +288,8 @@ class IrregularSeries:
             times: One array [N] per series; N may differ.
             values: One array [N, F] per series, or [N] if there is one feature; NaN is missing.
             sort: Sort each series by time; otherwise unsorted times are an error.
-            duplicates: What to do about equal times within a series, see `settle_ties`.
+            duplicates: What to do about equal times within a series: `error`, the `mean` or the
+                `last` of the values, feature by feature, or `keep` all rows.
             empty: What to do about series without any value: `error`, `drop` or `keep`.
             **others: `ids`, `static`, `labels`, `feature_names`, `static_names`, `time_axis`,
                 `origins` as for the class.
@@ -133,17 +298,15 @@ class IrregularSeries:
             >>> IrregularSeries.from_arrays([[0.0, 1.0], [0.5]], [[1.0, 2.0], [3.0]])
             IrregularSeries(2 series, 3 observations of 1 feature, lengths 1 to 2)
         """
-        flat_times, flat_values, offsets = flatten(times, values)
+        rows = flatten(times, values)
         ids = others.get("ids")
-        names = np.arange(len(times)) if ids is None else checks.as_plain_array("ids", ids)
+        names = np.arange(len(times)) if ids is None else as_plain_array("ids", ids)
         if sort:
-            order = np.lexsort((flat_times, series_of_rows(offsets)))
-            flat_times, flat_values = flat_times[order], flat_values[order]
-        checks.check_times(flat_times, offsets, names)
-        flat_times, flat_values, offsets = settle_ties(
-            flat_times, flat_values, offsets, names, duplicates=duplicates
-        )
-        return cls(flat_times, flat_values, offsets, **others).settle_empty(empty)
+            order = np.lexsort((rows.times, series_of_rows(rows.offsets)))
+            rows = Rows(rows.times[order], rows.values[order], rows.offsets)
+        check_times(rows.times, rows.offsets, names)
+        rows = merge_equal_times(rows, names, duplicates=duplicates)
+        return cls(*rows, **others).settle_empty(empty)
 
     @classmethod
     def from_padded(
@@ -170,11 +333,11 @@ class IrregularSeries:
             >>> IrregularSeries.from_padded(padded).lengths
             array([2, 1])
         """
-        values = checks.as_float_array("values", values, np.float32)
+        values = as_float_array("values", values, np.float32)
         if values.ndim != 3:
             raise ValueError(f"values must be [n, N, F]; got {list(values.shape)}")
         count, width = values.shape[:2]
-        times = np.arange(width) if times is None else checks.as_float_array("times", times, float)
+        times = np.arange(width) if times is None else as_float_array("times", times, float)
         if times.shape not in ((width,), (count, width)):
             raise ValueError(
                 f"times must be [{width}] or [{count}, {width}]; got {list(times.shape)}"
@@ -296,9 +459,9 @@ class IrregularSeries:
 
         Args:
             empty: For series without rows, or whose values are all missing: `error`, `drop` them,
-                or `keep` them (a model then has their static features alone to go by).
+                or `keep` them (a model then has only their static features).
         """
-        checks.check_choice("empty", empty, get_args(Empty))
+        check_choice("empty", empty, get_args(Empty))
         without = self.num_observed == 0
         if empty == "keep" or not without.any():
             return self
@@ -306,7 +469,7 @@ class IrregularSeries:
             return self.take(~without)
         raise ValueError(
             f"{int(without.sum())} of {len(self)} series have no value at all: "
-            f"{checks.name_some(self.ids[without])}. Pass empty='drop' to leave them out, or "
+            f"{name_some(self.ids[without])}. Pass empty='drop' to leave them out, or "
             "empty='keep' to have predictions for them too"
         )
 
@@ -325,9 +488,8 @@ class IrregularSeries:
         """
         if times is None:
             times, positions = self.times, series_of_rows(self.offsets)
-        return self.time_axis.decode(
-            np.asarray(times, dtype=np.float64), self._origin_of(positions)
-        )
+        times = np.asarray(times, dtype=np.float64)
+        return self.time_axis.decode(times, self._origin_of(positions))
 
     def encode_times(self, moments: Any, positions: Any = None) -> Float[np.ndarray, "..."]:
         """Return dates, durations or numbers as times in the unit of this container.
@@ -345,8 +507,6 @@ class IrregularSeries:
 
     def to_frame(self, library: str = "pandas", *, id: str = "id", time: str = "time") -> Any:
         """Return a table with a row per observation; see `osciformer.data.to_frame`."""
-        from osciformer.data.frames import to_frame
-
         return to_frame(self, library, id=id, time=time)
 
     def _origin_of(self, positions: Any) -> np.ndarray | None:
@@ -364,14 +524,10 @@ class IrregularSeries:
         return all(_same(mine[name], theirs[name]) for name in mine)
 
     def __repr__(self) -> str:
-        lengths = self.lengths
-        parts = [
-            f"{len(self)} series",
-            f"{len(self.times)} observations of {self.num_features} "
-            f"feature{'' if self.num_features == 1 else 's'}",
-        ]
+        features = f"{self.num_features} feature{'' if self.num_features == 1 else 's'}"
+        parts = [f"{len(self)} series", f"{len(self.times)} observations of {features}"]
         if len(self):
-            parts.append(f"lengths {lengths.min()} to {lengths.max()}")
+            parts.append(f"lengths {self.lengths.min()} to {self.lengths.max()}")
         if self.static is not None:
             parts.append(f"{self.static.shape[1]} static")
         if self.labels is not None:
@@ -384,3 +540,99 @@ def _same(a: Any, b: Any) -> bool:
         both_real = a.dtype.kind == "f" and b.dtype.kind == "f"
         return bool(np.array_equal(a, b, equal_nan=both_real))
     return type(a) is type(b) and a == b
+
+
+def concatenate(parts: Sequence[IrregularSeries]) -> IrregularSeries:
+    """Return one container with the series of several, in order.
+
+    Args:
+        parts: At least one; features, static features, labels and time axis must agree.
+
+    Example:
+        >>> one = IrregularSeries.from_arrays([[0.0, 1.0]], [[1.0, 2.0]], ids=["a"])
+        >>> concatenate([one, one.replace(ids=["b"])]).ids
+        array(['a', 'b'], dtype='<U1')
+    """
+    if not parts:
+        raise ValueError("parts must hold at least one IrregularSeries")
+    first = parts[0]
+    for number, part in enumerate(parts):
+        for name in ("feature_names", "static_names", "time_axis"):
+            if getattr(part, name) != getattr(first, name):
+                raise ValueError(
+                    f"all parts must have the same {name}; part 0 has {getattr(first, name)}, "
+                    f"part {number} has {getattr(part, name)}"
+                )
+        for name in ("labels", "static"):
+            if (getattr(part, name) is None) != (getattr(first, name) is None):
+                raise ValueError(f"part 0 and part {number} must both have {name}, or neither")
+
+    changes: dict[str, Any] = {"static_names": first.static_names}
+    for name in ("times", "values", "ids", "static", "labels", "origins"):
+        if getattr(first, name) is not None:
+            changes[name] = np.concatenate([getattr(part, name) for part in parts])
+    lengths = np.concatenate([part.lengths for part in parts])
+    return first.replace(offsets=offsets_of(lengths), **changes)
+
+
+def add_static(
+    series: IrregularSeries, static: Float[np.ndarray, "n S"], names: Sequence[str]
+) -> IrregularSeries:
+    """Return the series with further static features, appended to those that they have."""
+    if series.static is not None:
+        static = np.concatenate((series.static, static), axis=1)
+    return series.replace(static=static, static_names=(*series.static_names, *names))
+
+
+def to_frame(
+    series: IrregularSeries,
+    library: str = "pandas",
+    *,
+    id: str = "id",
+    time: str = "time",
+    label: str = "label",
+) -> Any:
+    """Return a table with a row per observation, as `from_frame` reads it.
+
+    Static features and labels are repeated in each row of their series; times are numbers, dates
+    or durations, as they came. Series without rows cannot be seen in such a table.
+
+    Args:
+        series: The series.
+        library: `pandas`, `polars` or `pyarrow`: whose table to return.
+        id: Name of the column of ids.
+        time: Name of the column of times.
+        label: Name of the label column; several targets get `_0`, `_1`, ... appended.
+    """
+    check_choice("library", library, ("pandas", "polars", "pyarrow"))
+    pa = need("pyarrow", extra="data")
+    owner = series_of_rows(series.offsets)
+    table: dict[str, Any] = {id: pa.array(series.ids[owner]), time: _arrow_times(series)}
+    parts = [(series.feature_names, series.values)]
+    if series.static is not None:
+        parts.append((series.static_names, series.static[owner]))
+    if series.labels is not None:
+        labels = series.labels[owner]
+        names: tuple[str, ...] = (label,)
+        if labels.ndim == 2:
+            names = tuple(f"{label}_{k}" for k in range(labels.shape[1]))
+        parts.append((names, labels.reshape(len(owner), -1)))
+    for names, block in parts:
+        for position, name in enumerate(names):
+            if name in table:
+                raise ValueError(f"column {name!r} would occur twice; choose other names")
+            table[name] = pa.array(np.ascontiguousarray(block[:, position]), from_pandas=True)
+    result = pa.table(table)
+    if library == "pandas":
+        need("pandas", extra="data")
+        return result.to_pandas()
+    return need("polars", extra="data").from_arrow(result) if library == "polars" else result
+
+
+def _arrow_times(series: IrregularSeries) -> Any:
+    """Return the times as an Arrow array of numbers, dates or durations."""
+    pa = need("pyarrow", extra="data")
+    axis, times = series.time_axis, series.decode_times()
+    if axis.kind == "datetime":
+        return pa.array(times.astype(np.int64)).cast(pa.timestamp(axis.resolution, axis.timezone))
+    return pa.array(times)

@@ -1,17 +1,16 @@
-"""Scaling that is fitted on training data and saved with the model."""
+"""Statistics in one pass, and scaling that is fitted on training data and saved with the model."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypeVar, get_args
 
 import numpy as np
 import torch
 
-from osciformer._types import Float, Tensor
-from osciformer.data.checks import check_choice
+from osciformer._text import check_choice
+from osciformer._types import Float, Int, Tensor
 from osciformer.data.series import IrregularSeries
-from osciformer.data.statistics import ColumnStatistics, SeriesStatistics
 
 Scaling = Literal["standard", "robust", "asinh", "none"]
 TimeScaling = Literal["span", "none"]
@@ -19,6 +18,172 @@ Array = TypeVar("Array", np.ndarray, Tensor)
 
 # The distance between the quartiles of a normal distribution, in standard deviations.
 QUARTILES_OF_NORMAL = 1.3489795003921634
+# Values per column from which quantiles are taken; of more values a sample is drawn.
+SAMPLE_SIZE = 1 << 16
+
+
+class ColumnStatistics:
+    """Count, mean, spread, range and quantiles of each column, ignoring NaN, from chunks of rows.
+
+    Means and spreads are exact, whatever the chunks. Quantiles are exact up to `SAMPLE_SIZE` values
+    of a column; beyond that they come from a sample that depends only on the row numbers, so that
+    chunks of any size give the same quantiles.
+
+    Args:
+        num_columns: Number of columns F.
+
+    Example:
+        >>> table = ColumnStatistics(1)
+        >>> table.update(np.array([[1.0], [np.nan]])).update(np.array([[3.0]])).mean
+        array([2.])
+    """
+
+    def __init__(self, num_columns: int) -> None:
+        self.num_rows = 0
+        self.count = np.zeros(num_columns, dtype=np.int64)
+        self.mean = np.zeros(num_columns)
+        self.squares = np.zeros(num_columns)  # sum of squared differences from the mean
+        self.low = np.full(num_columns, np.inf)
+        self.high = np.full(num_columns, -np.inf)
+        self._samples = [np.empty(0, dtype=np.float32) for _ in range(num_columns)]
+        self._priorities = [np.empty(0, dtype=np.uint64) for _ in range(num_columns)]
+
+    def update(self, rows: Float[np.ndarray, "T F"]) -> ColumnStatistics:
+        """Take more rows into account and return this object."""
+        if rows.ndim != 2 or rows.shape[1] != len(self.count):
+            raise ValueError(f"rows must be [T, {len(self.count)}]; got {list(rows.shape)}")
+        priority = _scramble(np.arange(self.num_rows, self.num_rows + len(rows), dtype=np.uint64))
+        self.num_rows += len(rows)
+        for column in range(rows.shape[1]):
+            observed = ~np.isnan(rows[:, column])
+            if observed.any():
+                self._update_column(column, rows[observed, column], priority[observed])
+        return self
+
+    def _update_column(
+        self, column: int, values: Float[np.ndarray, "T"], priority: Int[np.ndarray, "T"]
+    ) -> None:
+        exact = values.astype(np.float64)
+        before, added = self.count[column], len(values)
+        mean = exact.mean()
+        shift = mean - self.mean[column]
+        # Moments of two parts together, without subtracting large sums (Chan et al. 1979).
+        self.mean[column] += shift * added / (before + added)
+        self.squares[column] += np.square(exact - mean).sum()
+        self.squares[column] += shift**2 * before * added / (before + added)
+        self.count[column] += added
+        self.low[column] = min(self.low[column], exact.min())
+        self.high[column] = max(self.high[column], exact.max())
+        sample = np.concatenate((self._samples[column], values.astype(np.float32)))
+        priority = np.concatenate((self._priorities[column], priority))
+        if len(sample) > SAMPLE_SIZE:
+            lowest = np.argpartition(priority, SAMPLE_SIZE)[:SAMPLE_SIZE]
+            sample, priority = sample[lowest], priority[lowest]
+        self._samples[column], self._priorities[column] = sample, priority
+
+    @property
+    def std(self) -> Float[np.ndarray, "F"]:
+        """Standard deviation of each column (of the population); 0 where there is no value."""
+        return np.sqrt(self.squares / np.maximum(self.count, 1))
+
+    def quantile(self, fraction: float) -> Float[np.ndarray, "F"]:
+        """Return a quantile of each column; NaN where there is no value."""
+        samples = [sample.astype(np.float64) for sample in self._samples]
+        return np.array([np.quantile(s, fraction) if len(s) else np.nan for s in samples])
+
+
+@dataclass
+class SeriesStatistics:
+    """What a data set looks like, in one pass over chunks of it.
+
+    Attributes:
+        features: Statistics of the feature columns.
+        static: Statistics of the static features, or None.
+        feature_names: Names of the features.
+        num_series: Number of series.
+        num_rows: Number of rows.
+        longest: Largest number of rows of a series.
+        first_time: Earliest time.
+        last_time: Latest time.
+        longest_span: Longest time from the first to the last row of a series.
+        gap_sum: Sum of the gaps between neighbouring rows of a series.
+        num_gaps: Their number.
+
+    Example:
+        >>> series = IrregularSeries.from_arrays([[0.0, 1.0], [0.5]], [[1.0, 2.0], [3.0]])
+        >>> found = SeriesStatistics.of(series)
+        >>> found.num_rows, found.longest_span, found.features.mean
+        (3, 1.0, array([2.]))
+    """
+
+    features: ColumnStatistics
+    static: ColumnStatistics | None
+    feature_names: tuple[str, ...]
+    num_series: int = 0
+    num_rows: int = 0
+    longest: int = 0
+    first_time: float = np.inf
+    last_time: float = -np.inf
+    longest_span: float = 0.0
+    gap_sum: float = 0.0
+    num_gaps: int = 0
+
+    @classmethod
+    def of(cls, *chunks: IrregularSeries) -> SeriesStatistics:
+        """Return the statistics of one or more chunks."""
+        if not chunks:
+            raise ValueError("statistics need at least one chunk of series")
+        first = chunks[0]
+        static = None if first.static is None else ColumnStatistics(first.static.shape[1])
+        result = cls(ColumnStatistics(first.num_features), static, first.feature_names)
+        for chunk in chunks:
+            result.update(chunk)
+        return result
+
+    def update(self, series: IrregularSeries) -> SeriesStatistics:
+        """Take more series into account and return this object."""
+        if series.feature_names != self.feature_names:
+            raise ValueError(
+                f"all chunks must have the features {self.feature_names}; "
+                f"got {series.feature_names}"
+            )
+        self.features.update(series.values)
+        if self.static is not None and series.static is not None:
+            self.static.update(series.static)
+        lengths, spans = series.lengths, series.spans
+        self.num_series += len(series)
+        self.num_rows += len(series.times)
+        self.longest = max(self.longest, int(lengths.max(initial=0)))
+        self.first_time = min(self.first_time, float(series.times.min(initial=np.inf)))
+        self.last_time = max(self.last_time, float(series.times.max(initial=-np.inf)))
+        self.longest_span = max(self.longest_span, float(spans.max(initial=0.0)))
+        self.gap_sum += float(spans.sum())
+        self.num_gaps += int(np.maximum(lengths - 1, 0).sum())
+        return self
+
+    @property
+    def mean_gap(self) -> float:
+        """Mean time between neighbouring rows of a series; NaN if no series has two."""
+        return self.gap_sum / self.num_gaps if self.num_gaps else float("nan")
+
+    def describe(self) -> list[dict[str, Any]]:
+        """Return one plain dict per feature: name, count, missing, mean, std, low, high."""
+        rows = []
+        for k, name in enumerate(self.feature_names):
+            count = int(self.features.count[k])
+            row = {"feature": name, "count": count, "missing": 1.0 - count / max(self.num_rows, 1)}
+            for column in ("mean", "std", "low", "high"):
+                row[column] = float(getattr(self.features, column)[k]) if count else float("nan")
+            rows.append(row)
+        return rows
+
+
+def _scramble(numbers: Int[np.ndarray, "T"]) -> Int[np.ndarray, "T"]:
+    """Return a fixed pseudorandom number for each number (the finaliser of splitmix64)."""
+    x = numbers + np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
 
 
 @dataclass(frozen=True)
@@ -27,10 +192,9 @@ class ColumnScaler:
 
     Attributes:
         center: What becomes 0 [F].
-        scale: What becomes 1 [F], or arsinh 1 = 0.88; 1 for a constant column and for one without
-            any value.
+        scale: What becomes 1 [F], or arsinh 1 = 0.88; 1 for a constant or an empty column.
         clip: Bound on the absolute scaled value, or None.
-        squash: Take the arsinh: nearly linear up to 1, and as slow as the logarithm far beyond it.
+        squash: Take the arsinh: nearly linear up to 1, logarithmic far beyond.
     """
 
     center: Float[np.ndarray, "F"]
@@ -68,43 +232,52 @@ class ColumnScaler:
         return values * scale + center
 
     def _like(self, values: Array) -> tuple[Any, Any]:
+        """Return center and scale with the type, dtype and device of the values."""
         if values.shape[-1] != len(self.center):
             raise ValueError(f"values must be [..., {len(self.center)}]; got {list(values.shape)}")
         if isinstance(values, Tensor):
-            return (
-                torch.as_tensor(self.center).to(values),
-                torch.as_tensor(self.scale).to(values),
-            )
+            return torch.as_tensor(self.center).to(values), torch.as_tensor(self.scale).to(values)
         return self.center.astype(values.dtype), self.scale.astype(values.dtype)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON."""
-        return {
-            "center": self.center.tolist(),
-            "scale": self.scale.tolist(),
-            "clip": self.clip,
-            "squash": self.squash,
-        }
+        return asdict(self) | {"center": self.center.tolist(), "scale": self.scale.tolist()}
 
     @classmethod
     def from_dict(cls, state: dict[str, Any]) -> ColumnScaler:
-        """Return the scaler that `to_dict` wrote, also before there was `squash`."""
+        """Return the scaler that `to_dict` wrote; `squash` is off if it is not named."""
         center, scale = np.array(state["center"]), np.array(state["scale"])
         return cls(center, scale, state["clip"], state.get("squash", False))
 
 
+def _smallest_scale(center: Float[np.ndarray, "F"]) -> Float[np.ndarray, "F"]:
+    """Return the spread below which a column is constant up to the rounding of float32."""
+    return 1e-6 * np.abs(center) + 1e-30
+
+
+@dataclass(frozen=True)
+class _Scales:
+    """What a transform has learned."""
+
+    values: ColumnScaler
+    static: ColumnScaler | None
+    feature_names: tuple[str, ...]
+    time_reference: float
+    time_span: float
+
+
 class SeriesTransform:
-    """Scaling of values, static features and times, fitted on training data alone.
+    """Scaling of values, static features and times, fitted on training data only.
 
     Args:
         values: `standard` (mean and standard deviation), `robust` (median and quartiles), `asinh`
-            (the arsinh of `robust`, for columns whose few large values say more by their order of
-            magnitude than by their size) or `none`.
+            (the arsinh of `robust`, for columns whose large values matter by their order of
+            magnitude) or `none`.
         static: The same for static features.
         clip: Bound on the absolute scaled value, against outliers; None for no bound.
         time: `span` makes the longest span of a training series the unit of time and the earliest
-            time 0; `none` leaves times alone, since `OsciFormer` has a time scale of its own, to
-            which `time_reference` and `time_span` of this object can be given.
+            time 0; `none` does not change times, since `OsciFormer` has its own time scale, which
+            `time_reference` and `time_span` of this object can set.
 
     Example:
         >>> train = IrregularSeries.from_arrays([[0.0, 4.0], [1.0]], [[1.0, 3.0], [5.0]])
@@ -130,7 +303,7 @@ class SeriesTransform:
             raise ValueError(f"clip must be positive and finite, or None; got {clip}")
         self.values, self.static, self.clip, self.time = values, static, clip, time
         self.statistics: SeriesStatistics | None = None
-        self._fitted: _Fitted | None = None
+        self._fitted: _Scales | None = None
 
     def fit(self, series: IrregularSeries) -> SeriesTransform:
         """Learn the scales of training series, forgetting earlier ones, and return this object."""
@@ -145,6 +318,25 @@ class SeriesTransform:
             self.statistics.update(series)
         self._fitted = None
         return self
+
+    @property
+    def _scales(self) -> _Scales:
+        """The scales, computed from the statistics when they are first needed."""
+        if self._fitted is None:
+            found = self.statistics
+            if found is None:
+                raise RuntimeError("this transform is not fitted; call fit or partial_fit first")
+            static = None
+            if found.static is not None:
+                static = ColumnScaler.fit(found.static, self.static, self.clip)
+            self._fitted = _Scales(
+                ColumnScaler.fit(found.features, self.values, self.clip),
+                static,
+                found.feature_names,
+                time_reference=found.first_time if np.isfinite(found.first_time) else 0.0,
+                time_span=found.longest_span if found.longest_span > 0 else 1.0,
+            )
+        return self._fitted
 
     @property
     def feature_names(self) -> tuple[str, ...]:
@@ -180,9 +372,7 @@ class SeriesTransform:
                 f"got {series.feature_names}"
             )
         if (series.static is None) != (scales.static is None):
-            raise ValueError(
-                "static features must be there in training and afterwards, or in neither"
-            )
+            raise ValueError("static features must be present in training and later, or in neither")
         changes: dict[str, Any] = {"values": scales.values.transform(series.values)}
         if series.static is not None and scales.static is not None:
             changes["static"] = scales.static.transform(series.static)
@@ -197,9 +387,7 @@ class SeriesTransform:
 
     def transform_times(self, times: Array) -> Array:
         """Return times of any shape in the unit that `transform` gives."""
-        if self.time == "none":
-            return times
-        return (times - self.time_reference) / self.time_span
+        return times if self.time == "none" else (times - self.time_reference) / self.time_span
 
     def inverse_times(self, times: Array) -> Array:
         """Return scaled times in the unit of the data."""
@@ -211,76 +399,23 @@ class SeriesTransform:
 
     def to_dict(self) -> dict[str, Any]:
         """Return settings and scales as plain values, for JSON."""
-        return {
-            "settings": {
-                "values": self.values,
-                "static": self.static,
-                "clip": self.clip,
-                "time": self.time,
-            },
-            "scales": self._scales.to_dict(),
+        scales = self._scales
+        settings = {name: getattr(self, name) for name in ("values", "static", "clip", "time")}
+        plain = {
+            "values": scales.values.to_dict(),
+            "static": None if scales.static is None else scales.static.to_dict(),
+            "feature_names": list(scales.feature_names),
+            "time_reference": scales.time_reference,
+            "time_span": scales.time_span,
         }
+        return {"settings": settings, "scales": plain}
 
     @classmethod
     def from_dict(cls, state: dict[str, Any]) -> SeriesTransform:
-        """Return the fitted transform that `to_dict` wrote; `partial_fit` begins afresh."""
-        result = cls(**state["settings"])
-        result._fitted = _Fitted.from_dict(state["scales"])
+        """Return the fitted transform that `to_dict` wrote; `partial_fit` starts afresh."""
+        result, scales = cls(**state["settings"]), dict(state["scales"])
+        for name in ("values", "static"):
+            scales[name] = scales[name] and ColumnScaler.from_dict(scales[name])
+        scales["feature_names"] = tuple(scales["feature_names"])
+        result._fitted = _Scales(**scales)
         return result
-
-    @property
-    def _scales(self) -> _Fitted:
-        if self._fitted is None:
-            if self.statistics is None:
-                raise RuntimeError("this transform is not fitted; call fit or partial_fit first")
-            self._fitted = self._fit_scales(self.statistics)
-        return self._fitted
-
-    def _fit_scales(self, found: SeriesStatistics) -> _Fitted:
-        static = None
-        if found.static is not None:
-            static = ColumnScaler.fit(found.static, self.static, self.clip)
-        return _Fitted(
-            values=ColumnScaler.fit(found.features, self.values, self.clip),
-            static=static,
-            feature_names=found.feature_names,
-            time_reference=found.first_time if np.isfinite(found.first_time) else 0.0,
-            time_span=found.longest_span if found.longest_span > 0 else 1.0,
-        )
-
-
-@dataclass(frozen=True)
-class _Fitted:
-    """What a transform has learned."""
-
-    values: ColumnScaler
-    static: ColumnScaler | None
-    feature_names: tuple[str, ...]
-    time_reference: float
-    time_span: float
-
-    def to_dict(self) -> dict[str, Any]:
-        state = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {
-            **state,
-            "values": self.values.to_dict(),
-            "static": None if self.static is None else self.static.to_dict(),
-            "feature_names": list(self.feature_names),
-        }
-
-    @classmethod
-    def from_dict(cls, state: dict[str, Any]) -> _Fitted:
-        static = state["static"]
-        return cls(
-            **{
-                **state,
-                "values": ColumnScaler.from_dict(state["values"]),
-                "static": None if static is None else ColumnScaler.from_dict(static),
-                "feature_names": tuple(state["feature_names"]),
-            }
-        )
-
-
-def _smallest_scale(center: Float[np.ndarray, "F"]) -> Float[np.ndarray, "F"]:
-    """Return the spread below which a column is constant up to the rounding of float32."""
-    return 1e-6 * np.abs(center) + 1e-30

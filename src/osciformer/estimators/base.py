@@ -11,9 +11,8 @@ import torch
 from torch import nn
 
 from osciformer.data.batches import collate
-from osciformer.data.layout import Layout
-from osciformer.data.series import IrregularSeries
-from osciformer.data.time_axis import TimeAxis
+from osciformer.data.series import IrregularSeries, TimeAxis
+from osciformer.data.tables import Layout
 from osciformer.data.transforms import SeriesTransform
 from osciformer.estimators import inputs
 from osciformer.estimators.data_access import names_and_axis

@@ -8,10 +8,8 @@ from typing import Any
 import numpy as np
 
 from osciformer._types import Int
-from osciformer.data.combine import concatenate
 from osciformer.data.parquet_series import ParquetSeries
-from osciformer.data.series import IrregularSeries
-from osciformer.data.time_axis import TimeAxis
+from osciformer.data.series import IrregularSeries, TimeAxis, concatenate
 from osciformer.data.transforms import SeriesTransform
 from osciformer.estimators.inputs import SeriesData
 from osciformer.train.sources import Draw, SeriesSource, StreamSource

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from osciformer.data.checks import name_some
-from osciformer.data.time_axis import TimeAxis
+from osciformer._text import name_some
+from osciformer.data.series import TimeAxis
 from osciformer.events.reading import events_from_frame
 from osciformer.events.sequences import UNNAMED_UNIT, EventSequences
 

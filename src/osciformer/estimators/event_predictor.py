@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from osciformer.data.time_axis import TimeAxis
+from osciformer.data.series import TimeAxis
 from osciformer.estimators import event_inputs, queries
 from osciformer.estimators.event_answers import draw_futures, predict_following, rates_at
 from osciformer.estimators.next_events import NextEvents

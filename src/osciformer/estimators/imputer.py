@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from osciformer._optional import need
-from osciformer.data.combine import concatenate
-from osciformer.data.series import IrregularSeries
+from osciformer.data.series import IrregularSeries, concatenate
 from osciformer.estimators import data_access, queries
 from osciformer.estimators.query_base import Answers, QueryEstimator
 from osciformer.train.sources import Draw

@@ -7,14 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from osciformer._text import name_some
 from osciformer._types import Float
-from osciformer.data.checks import name_some
-from osciformer.data.columns import as_table
-from osciformer.data.frames import from_frame
-from osciformer.data.layout import Layout
 from osciformer.data.parquet_series import ParquetSeries
-from osciformer.data.series import IrregularSeries
-from osciformer.data.time_axis import TimeAxis
+from osciformer.data.series import IrregularSeries, TimeAxis
+from osciformer.data.tables import Layout, as_table, from_frame
 
 SeriesData = IrregularSeries | ParquetSeries
 

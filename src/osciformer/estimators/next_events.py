@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from osciformer._optional import need
+from osciformer._text import check_choice
 from osciformer._types import Float
-from osciformer.data.checks import check_choice
 
 
 @dataclass(frozen=True)

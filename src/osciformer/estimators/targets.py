@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from osciformer._text import name_some
 from osciformer._types import Float, Int
-from osciformer.data.checks import as_plain_array, name_some
+from osciformer.data.ragged import as_plain_array
 
 
 def check_targets(y: Any, count: int) -> np.ndarray:

@@ -11,7 +11,7 @@ import numpy as np
 from torch import nn
 
 from osciformer._optional import need
-from osciformer.data.layout import Layout
+from osciformer.data.tables import Layout
 from osciformer.estimators.automatic import LARGEST_BATCH, Auto, training_length
 from osciformer.saving import ModelFileError, load_model, save_model
 from osciformer.train.config import TrainConfig

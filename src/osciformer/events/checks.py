@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from osciformer._types import Float, Int
-from osciformer.data.checks import as_float_array, locate
+from osciformer.data.ragged import as_float_array, locate
 
 
 def whole_numbers(types: Any, count: int) -> Int[np.ndarray, "T"]:

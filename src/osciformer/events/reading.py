@@ -8,13 +8,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from osciformer._optional import need
+from osciformer._text import check_choice, name_some
 from osciformer._types import Int
-from osciformer.data import columns
-from osciformer.data.checks import check_choice, name_some
-from osciformer.data.files import parquet_files, parquet_schema, unreadable_parquet
-from osciformer.data.frames import SortedRows, sorted_rows
-from osciformer.data.layout import Layout
+from osciformer.data import tables as columns
+from osciformer.data.files import load_parquet, parquet_files, parquet_schema
+from osciformer.data.tables import Layout, SortedRows, sorted_rows
 from osciformer.events.sequences import EventSequences
 
 
@@ -106,16 +104,9 @@ def events_from_parquet(path: str | Path, **settings: Any) -> EventSequences:
         path: The file or folder.
         **settings: Arguments of `events_from_frame`.
     """
-    pa, parquet = need("pyarrow", extra="data"), need("pyarrow.parquet", extra="data")
     files = parquet_files(path)
     parquet_schema(files)
-    tables = []
-    for file in files:
-        try:
-            tables.append(parquet.read_table(file))
-        except (pa.ArrowInvalid, OSError) as error:
-            raise unreadable_parquet(file, error) from error
-    return events_from_frame(pa.concat_tables(tables), **settings)
+    return events_from_frame(load_parquet(files), **settings)
 
 
 def _read_types(

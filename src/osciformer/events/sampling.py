@@ -10,8 +10,8 @@ from typing import Literal
 import numpy as np
 import torch
 
+from osciformer._text import check_choice
 from osciformer._types import Bool, Float, Int, Tensor
-from osciformer.data.checks import check_choice
 from osciformer.events.batch import EventBatch
 from osciformer.events.process import EventProcess
 from osciformer.events.sequences import EventSequences

@@ -9,8 +9,8 @@ from typing import Literal, get_args
 import numpy as np
 import torch
 
+from osciformer._text import check_choice
 from osciformer._types import Float, Int
-from osciformer.data.checks import check_choice
 from osciformer.events.likelihood import (
     LikelihoodTerms,
     LogLikelihood,

@@ -10,10 +10,10 @@ from typing import Any, overload
 import numpy as np
 
 from osciformer._types import Float, Int
-from osciformer.data import checks
+from osciformer.data import ragged as checks
+from osciformer.data.batches import LengthBatches
 from osciformer.data.ragged import offsets_of, positions_of, rows_of_series, series_of_rows
-from osciformer.data.sampler import LengthBatches
-from osciformer.data.time_axis import TimeAxis
+from osciformer.data.series import TimeAxis
 from osciformer.events.batch import EventBatch, pad_events
 from osciformer.events.checks import check_range, check_windows, whole_numbers, window_edges
 

@@ -8,8 +8,8 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from osciformer._text import name_some
 from osciformer._types import Float, Int, Tensor
-from osciformer.data.checks import name_some
 from osciformer.events.batch import EventBatch
 from osciformer.events.prediction import NextEvent, predict_last
 from osciformer.events.process import EventProcess

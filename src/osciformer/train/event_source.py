@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from osciformer.data.sampler import LengthBatches
+from osciformer.data.batches import LengthBatches
 from osciformer.events.batch import EventBatch
 from osciformer.events.sequences import EventSequences
 from osciformer.train.sources import EpochBatches, per_process

@@ -11,11 +11,9 @@ import torch
 from torch.utils.data import DataLoader, get_worker_info
 
 from osciformer._types import Int
-from osciformer.data.batches import Batch, collate
-from osciformer.data.loading import make_loader
-from osciformer.data.parquet_series import ParquetSeries
+from osciformer.data.batches import Batch, collate, make_loader
+from osciformer.data.parquet_series import ParquetSeries, StreamedBatches, make_stream_loader
 from osciformer.data.series import IrregularSeries
-from osciformer.data.streamed_batches import StreamedBatches, make_stream_loader
 
 # Splits series into what a model sees and what it is asked, one query series per series.
 Draw = Callable[[IrregularSeries, np.random.Generator], tuple[IrregularSeries, IrregularSeries]]

@@ -9,8 +9,8 @@ from typing import Literal
 import numpy as np
 import torch
 
+from osciformer._text import check_choice
 from osciformer._types import Tensor
-from osciformer.data.checks import check_choice
 from osciformer.events.classical.hawkes import HawkesProcess
 from osciformer.events.likelihood import Span, likelihood_terms
 from osciformer.events.sequences import EventSequences

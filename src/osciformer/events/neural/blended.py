@@ -9,8 +9,8 @@ from typing import Any, Literal, Self, get_args
 import torch
 from torch import nn
 
+from osciformer._text import check_choice
 from osciformer._types import Float, Tensor
-from osciformer.data.checks import check_choice
 from osciformer.events.blending import BlendedProcess, check_members, fit_weights, log_densities
 from osciformer.events.classical import GapDensity, HawkesProcess, RenewalProcess
 from osciformer.events.classical.selection import choose_hawkes, choose_renewal

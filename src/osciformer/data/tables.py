@@ -1,0 +1,630 @@
+"""Tables of pandas, polars and pyarrow to series.
+
+`Layout` says which column means what. A table is checked against it once, in `from_frame`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from osciformer._optional import need
+from osciformer._text import check_choice, did_you_mean, name_some
+from osciformer._types import Float, Int
+from osciformer.data.ragged import (
+    Duplicates,
+    Rows,
+    merge_equal_times,
+    offsets_of,
+    pivot_variables,
+    series_of_rows,
+)
+from osciformer.data.series import NANOSECONDS, Empty, IrregularSeries, TimeAxis, TimeKind
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The columns of a table of observations, and how to read them.
+
+    Two layouts are understood. Wide: a row has an id, a time and one column per feature. Narrow:
+    a row has an id, a time, the name of a variable and its value; give `variable` and `value`.
+    Rows may come in any order; series keep the order in which their ids first appear.
+
+    Args:
+        id: Column that says which series a row belongs to.
+        time: Column of times: numbers, dates (with or without time zone) or durations.
+        values: Feature columns; in the narrow layout, variables. All others if not given; variables
+            are then in alphabetical order.
+        variable: Column with the name of the variable, in the narrow layout.
+        value: Column with its value, in the narrow layout.
+        static: Columns (or variables) that have one value per series.
+        label: Column of classes or targets, constant within a series; a list of columns gives
+            several real targets.
+        unit: Unit of the times when they are dates or durations: ns, us, ms, s, min, h or d.
+        origin: `series`, each series begins at time 0; `absolute`, numbers stay as they are and
+            dates count from 1970-01-01 UTC; `auto` takes `series` for dates and `absolute` for the
+            rest.
+        time_format: How to read times that are text: `iso`, or a format as of `strptime`. Text is
+            an error if not given.
+        duplicates: What to do about several values at one time of a series: `error`, `mean`,
+            `last` or `keep`. By default an error in the wide layout and the mean in the narrow one,
+            where measurements in duplicate are common.
+        empty: What to do about series without any value: `error`, `drop` or `keep`.
+        allow_absent: Take `values` and `static` that the table does not have as missing throughout,
+            as when a model is applied to a table that lacks one of its features.
+
+    Example:
+        >>> Layout(id="patient", time="hour", label="died").columns
+        ('patient', 'hour', 'died')
+    """
+
+    id: str
+    time: str
+    values: Sequence[str] | None = None
+    variable: str | None = None
+    value: str | None = None
+    static: Sequence[str] = ()
+    label: str | Sequence[str] | None = None
+    unit: str = "s"
+    origin: Literal["auto", "series", "absolute"] = "auto"
+    time_format: str | None = None
+    duplicates: Duplicates | None = None
+    empty: Empty = "error"
+    allow_absent: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("values", "static"):
+            given = getattr(self, name)
+            if isinstance(given, str):
+                raise TypeError(f"{name} must be a list of names; got {given!r}. Use [{given!r}]")
+            object.__setattr__(self, name, None if given is None else tuple(map(str, given)))
+        if self.label is not None and not isinstance(self.label, str):
+            object.__setattr__(self, "label", tuple(map(str, self.label)))
+        if (self.variable is None) != (self.value is None):
+            raise ValueError(
+                "variable and value belong together: one names the column of names, the other the "
+                f"column of values; got variable={self.variable!r}, value={self.value!r}"
+            )
+        if self.values is not None and len(self.values) == 0:
+            raise ValueError("values must name at least one feature; got none")
+        check_choice("unit", self.unit, tuple(NANOSECONDS))
+        check_choice("origin", self.origin, ("auto", "series", "absolute"))
+        check_choice("duplicates", self.duplicates, (None, *get_args(Duplicates)))
+        check_choice("empty", self.empty, get_args(Empty))
+        self._check_roles()
+
+    def _check_roles(self) -> None:
+        """Refuse a name with two roles; narrow variables may be named like columns."""
+        roles = [("id", self.id), ("time", self.time)]
+        roles += [("variable", str(self.variable)), ("value", str(self.value))] * self.is_narrow
+        roles += [("label", name) for name in self.labels]
+        features = [("static", name) for name in self.static]
+        features += [("values", name) for name in self.values or ()]
+        for group in (roles, features) if self.is_narrow else (roles + features,):
+            seen: dict[str, str] = {}
+            for role, name in group:
+                if name in seen:
+                    raise ValueError(
+                        f"column {name!r} is both {seen[name]} and {role}; it can be one of them"
+                    )
+                seen[name] = role
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether a row holds the name of a variable and its value."""
+        return self.variable is not None
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The label columns, as a tuple."""
+        if self.label is None:
+            return ()
+        return (self.label,) if isinstance(self.label, str) else tuple(self.label)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that have a role by name, without features and static ones."""
+        narrow = (self.variable, self.value)
+        return (self.id, self.time, *(name for name in narrow if name is not None), *self.labels)
+
+    def replace(self, **changes: Any) -> Layout:
+        """Return a layout with some settings changed."""
+        return replace(self, **changes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values, for JSON."""
+        return {
+            name: list(item) if isinstance(item, tuple) else item
+            for name, item in asdict(self).items()
+        }
+
+    @classmethod
+    def from_dict(cls, state: dict[str, Any]) -> Layout:
+        """Return the layout that `to_dict` wrote."""
+        return cls(**state)
+
+
+def make_layout(layout: Layout | None, columns: dict[str, Any]) -> Layout:
+    """Return the layout, or the one that the keyword arguments of `Layout` describe."""
+    if layout is None:
+        return Layout(**columns)
+    return layout.replace(**columns) if columns else layout
+
+
+def from_frame(frame: Any, layout: Layout | None = None, **settings: Any) -> IrregularSeries:
+    """Return the series of a table with a row per observation.
+
+    Args:
+        frame: A pandas, polars or pyarrow table, another one with the Arrow PyCapsule interface,
+            or a dict of columns.
+        layout: Which column means what; or give the arguments of `Layout` by name.
+        **settings: Arguments of `Layout`; they win over `layout`.
+
+    Returns:
+        The series, in the order in which their ids first appear, sorted by time.
+
+    Example:
+        >>> table = {"who": ["a", "b", "a"], "hour": [1.0, 0.0, 0.0], "pulse": [80, 70, None]}
+        >>> series = from_frame(table, id="who", time="hour")
+        >>> series.ids, series[0].times, series[0].values.ravel()
+        (array(['a', 'b'], dtype='<U1'), array([0., 1.]), array([nan, 80.], dtype=float32))
+    """
+    layout = make_layout(layout, settings)
+    table = as_table(frame)
+    check_layout(table.column_names, layout)
+    if table.num_rows == 0:
+        raise ValueError("the table has no rows")
+    rows = sorted_rows(table, layout)
+    variables = _read_variables(rows, layout) if layout.is_narrow else None
+    names = _feature_names(table, layout, variables)
+    if variables is None:
+        read = _read_wide(rows, layout, names)
+    else:
+        read = _read_narrow(rows, layout, names, variables)
+    return IrregularSeries(
+        *read,
+        ids=rows.ids,
+        static=_read_static(rows, layout, variables),
+        labels=_read_labels(rows, layout),
+        feature_names=names,
+        static_names=layout.static or None,
+        time_axis=rows.axis,
+        origins=rows.origins,
+    ).settle_empty(layout.empty)
+
+
+def join_frame(
+    series: IrregularSeries,
+    frame: Any,
+    *,
+    id: str,
+    label: str | Sequence[str] | None = None,
+    static: Sequence[str] | None = None,
+) -> IrregularSeries:
+    """Return the series with labels or static features from a table with a row per series.
+
+    Args:
+        series: The series; those whose id the table lacks are an error.
+        frame: A table as for `from_frame`; ids that no series has are ignored.
+        id: Column of ids.
+        label: Label column, or several columns of real targets; None keeps the labels.
+        static: Columns of static features; None keeps the static features.
+
+    Example:
+        >>> series = IrregularSeries.from_arrays([[0.0], [1.0]], [[1.0], [2.0]], ids=["a", "b"])
+        >>> outcomes = {"who": ["b", "a", "c"], "died": [1, 0, 0]}
+        >>> join_frame(series, outcomes, id="who", label="died").labels
+        array([0, 1])
+    """
+    layout = Layout(id=id, time="", label=label, static=static or ())
+    table = as_table(frame)
+    check_columns(table.column_names, (id, *layout.labels, *layout.static))
+    rows = _rows_by_id(table, id)
+    pick = _match_ids(series.ids, rows.ids, id)
+    changes: dict[str, Any] = {}
+    if label is not None:
+        changes["labels"] = _read_labels(rows, layout, pick)
+    if static is not None:
+        changes["static"] = np.asarray(_read_static(rows, layout, None))[pick]
+        changes["static_names"] = layout.static
+    return series.replace(**changes)
+
+
+def read_labels(table: Any, layout: Layout) -> np.ndarray | None:
+    """Return the label of each series, in the order of first appearance; None without labels."""
+    return _read_labels(_rows_by_id(table, layout.id), layout)
+
+
+@dataclass(frozen=True)
+class SortedRows:
+    """A table in order of series and time.
+
+    `order` [T] sorts the rows, None if they are in order; `offsets` [n+1] and `ids` [n] are those
+    of the series, `times` [T] their sorted times.
+    """
+
+    table: Any
+    order: Int[np.ndarray, "T"] | None
+    offsets: Int[np.ndarray, "n+1"]
+    ids: np.ndarray
+    times: Float[np.ndarray, "T"]
+    axis: TimeAxis
+    origins: np.ndarray | None
+
+    def numbers(self, name: str, role: str) -> Float[np.ndarray, "T"]:
+        """Return a column of numbers, sorted."""
+        return self.sort(read_numbers(self.table.column(name), name, role=role))
+
+    def sort(self, array: np.ndarray) -> np.ndarray:
+        """Return an array [T] in the order of the sorted rows."""
+        return array if self.order is None else array[self.order]
+
+
+def sorted_rows(table: Any, layout: Layout) -> SortedRows:
+    """Return the rows of an Arrow table by series, in order of appearance, and by time."""
+    codes, ids = read_full_codes(table.column(layout.id), layout.id, "an id")
+    ticks, axis = read_times(table.column(layout.time), layout)
+    if ticks.dtype.kind == "f" and not np.isfinite(ticks).all():
+        wrong = ~np.isfinite(ticks)
+        raise ValueError(
+            f"column {layout.time!r} has {int(wrong.sum())} rows with a time that is not finite, "
+            f"in series {name_some(ids[np.unique(codes[wrong])])}; drop those rows"
+        )
+    order = None
+    steps = np.diff(codes)
+    if (steps < 0).any() or ((steps == 0) & (ticks[1:] < ticks[:-1])).any():
+        order = np.lexsort((ticks, codes))  # stable: rows at one time keep their order
+        ticks = ticks[order]
+    offsets = offsets_of(np.bincount(codes, minlength=len(ids)))
+    origins = ticks[offsets[:-1]] if axis.origin == "series" else None
+    repeated = None if origins is None else np.repeat(origins, np.diff(offsets))
+    times = axis.encode(ticks, repeated)
+    return SortedRows(table, order, offsets, ids, times, axis, origins)
+
+
+def _rows_by_id(table: Any, id: str) -> SortedRows:
+    """Return the rows in the order of their series, without times."""
+    codes, ids = read_full_codes(table.column(id), id, "an id")
+    order = np.argsort(codes, kind="stable")
+    offsets = offsets_of(np.bincount(codes, minlength=len(ids)))
+    return SortedRows(table, order, offsets, ids, np.empty(0), TimeAxis(), None)
+
+
+@dataclass(frozen=True)
+class _Variables:
+    """The narrow layout: which variable each sorted row holds, and its value."""
+
+    names: tuple[str, ...]
+    codes: Int[np.ndarray, "T"]
+    values: Float[np.ndarray, "T"]
+
+
+def _read_variables(rows: SortedRows, layout: Layout) -> _Variables:
+    column, name = rows.table.column(layout.variable), str(layout.variable)
+    codes, names = read_full_codes(column, name, "the name of a variable")
+    values = rows.numbers(str(layout.value), "value")
+    return _Variables(tuple(map(str, names)), rows.sort(codes), values)
+
+
+def _feature_names(table: Any, layout: Layout, variables: _Variables | None) -> tuple[str, ...]:
+    """Return the features by name; those that the layout names are there, unless allowed absent."""
+    if variables is None:
+        names = layout.values or unnamed_features(table, layout)
+        if not names:
+            raise ValueError(f"the table has no feature columns besides {table.column_names}")
+        return tuple(names)
+    names = layout.values or tuple(sorted(set(variables.names) - set(layout.static)))
+    if not names:
+        raise ValueError(f"column {layout.variable!r} names no variable besides static ones")
+    if not layout.allow_absent:
+        check_columns(variables.names, names, what=f"entry in column {layout.variable!r} called")
+        check_columns((*table.column_names, *variables.names), layout.static)
+    return tuple(names)
+
+
+def unnamed_features(table: Any, layout: Layout) -> tuple[str, ...]:
+    """Return the columns without a role, less those that were the index of a pandas frame."""
+    index = (table.schema.pandas_metadata or {}).get("index_columns", [])
+    taken = {*layout.columns, *layout.static, *(name for name in index if isinstance(name, str))}
+    return tuple(name for name in table.column_names if name not in taken)
+
+
+def _read_wide(rows: SortedRows, layout: Layout, names: tuple[str, ...]) -> Rows:
+    values = np.full((rows.table.num_rows, len(names)), np.nan, dtype=np.float32)
+    for position, name in enumerate(names):
+        if name in rows.table.column_names:
+            values[:, position] = rows.numbers(name, "feature")
+    duplicates = layout.duplicates or "error"
+    return merge_equal_times(
+        Rows(rows.times, values, rows.offsets), rows.ids, duplicates=duplicates
+    )
+
+
+def _read_narrow(
+    rows: SortedRows, layout: Layout, names: tuple[str, ...], variables: _Variables
+) -> Rows:
+    column_of = {name: position for position, name in enumerate(names)}
+    feature = np.array([column_of.get(name, -1) for name in variables.names])[variables.codes]
+    keep = (feature >= 0) & ~np.isnan(variables.values)
+    return pivot_variables(
+        series_of_rows(rows.offsets)[keep],
+        rows.times[keep],
+        feature[keep],
+        variables.values[keep],
+        ids=rows.ids,
+        feature_names=names,
+        duplicates=layout.duplicates or "mean",
+    )
+
+
+def _read_static(
+    rows: SortedRows, layout: Layout, variables: _Variables | None
+) -> Float[np.ndarray, "n S"] | None:
+    if not layout.static:
+        return None
+    static = np.full((len(rows.ids), len(layout.static)), np.nan, dtype=np.float32)
+    for position, name in enumerate(layout.static):
+        if name in rows.table.column_names:
+            numbers = rows.numbers(name, "static")
+        elif variables is not None and name in variables.names:
+            chosen = variables.codes == variables.names.index(name)
+            numbers = np.where(chosen, variables.values, np.float32(np.nan))
+        else:
+            continue  # allowed to be absent
+        low, high = _range_per_series(numbers, rows)
+        differ = low < high
+        if differ.any():
+            where = int(np.argmax(differ))
+            raise ValueError(
+                f"{name!r} must have one value per series; {int(differ.sum())} series have "
+                f"several, such as {low[where]:g} and {high[where]:g} of series "
+                f"{rows.ids[where]!s}. Reduce it to one value per series first, or use it as a "
+                "feature"
+            )
+        static[:, position] = low
+    return static
+
+
+def _range_per_series(
+    numbers: Float[np.ndarray, "T"], rows: SortedRows
+) -> tuple[Float[np.ndarray, "n"], Float[np.ndarray, "n"]]:
+    """Return the smallest and largest number of each series; NaN if it has none."""
+    starts = rows.offsets[:-1]
+    return np.fmin.reduceat(numbers, starts), np.fmax.reduceat(numbers, starts)
+
+
+def _read_labels(
+    rows: SortedRows, layout: Layout, pick: Int[np.ndarray, "m"] | None = None
+) -> np.ndarray | None:
+    """Return the labels of all series, or of the picked ones; the others need not have a label."""
+    if layout.label is None:
+        return None
+    read = []
+    for name in layout.labels:
+        codes, entries = read_codes(rows.table.column(name))
+        known = np.where(codes >= 0, codes, np.nan).astype(np.float64)
+        low, high = _range_per_series(rows.sort(known), rows)
+        ids = rows.ids
+        if pick is not None:
+            low, high, ids = low[pick], high[pick], ids[pick]
+        if (low < high).any():
+            where = int(np.argmax(low < high))
+            two = entries[int(low[where])], entries[int(high[where])]
+            raise ValueError(
+                f"label column {name!r} must be constant within a series; series "
+                f"{ids[where]!s} has {two[0]!s} and {two[1]!s}. A quantity that changes with time "
+                "is a feature, to be forecast"
+            )
+        if np.isnan(low).any():
+            raise ValueError(
+                f"label column {name!r} is empty for series {name_some(ids[np.isnan(low)])}; "
+                "drop those series, or leave label out for prediction"
+            )
+        read.append(entries[low.astype(np.int64)])
+    return read[0] if isinstance(layout.label, str) else np.stack(read, axis=1)
+
+
+def _match_ids(wanted: np.ndarray, present: np.ndarray, name: str) -> Int[np.ndarray, "n"]:
+    """Return the position of each wanted id."""
+    if (wanted.dtype.kind == "U") != (present.dtype.kind == "U"):
+        raise TypeError(
+            f"ids of the series are {wanted.dtype} and column {name!r} holds {present.dtype}; "
+            "make them the same"
+        )
+    position = {entry: number for number, entry in enumerate(present.tolist())}
+    missing = [entry for entry in wanted.tolist() if entry not in position]
+    if missing:
+        raise ValueError(f"column {name!r} lacks {len(missing)} ids: {name_some(missing)}")
+    return np.array([position[entry] for entry in wanted.tolist()], dtype=np.int64)
+
+
+def as_table(frame: Any) -> Any:
+    """Return a `pyarrow.Table` of a data frame, without a copy if the library allows it."""
+    pa = need("pyarrow", extra="data")
+    if isinstance(frame, pa.Table):
+        return frame
+    if type(frame).__name__ == "LazyFrame":
+        raise TypeError("frame is a lazy one, without data yet; pass frame.collect()")
+    if not (hasattr(frame, "__arrow_c_stream__") or isinstance(frame, dict | pa.RecordBatch)):
+        raise TypeError(
+            "frame must be a table of pandas, polars, pyarrow or another library with the Arrow "
+            f"PyCapsule interface, or a dict of columns; got {type(frame).__name__}"
+        )
+    try:
+        return pa.table(frame)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, ValueError) as error:
+        raise ValueError(
+            f"frame cannot be read as an Arrow table: {error}. A column of one type, and names "
+            "that differ from each other, are needed"
+        ) from error
+
+
+def check_columns(present: Sequence[str], wanted: Iterable[str], *, what: str = "column") -> None:
+    """Refuse names that a table does not have, and suggest near ones."""
+    for name in wanted:
+        if name not in present:
+            hint = did_you_mean(name, present) or f"the columns are {list(present)}"
+            raise ValueError(f"there is no {what} {name!r}; {hint}")
+
+
+def check_layout(present: Sequence[str], layout: Layout) -> None:
+    """Refuse a layout whose columns a table does not have, before any of them is read.
+
+    In the narrow layout features are no columns, and static ones need not be.
+    """
+    check_columns(present, layout.columns)
+    if not layout.is_narrow and not layout.allow_absent:
+        check_columns(present, (*(layout.values or ()), *layout.static))
+
+
+def read_numbers(column: Any, name: str, *, role: str) -> Float[np.ndarray, "T"]:
+    """Return a column of numbers or booleans as float32, null as NaN; `role` is for messages."""
+    pa, pc = need("pyarrow", extra="data"), need("pyarrow.compute", extra="data")
+    kind = _decoded_type(column.type)
+    if not (
+        pa.types.is_integer(kind)
+        or pa.types.is_floating(kind)
+        or pa.types.is_boolean(kind)
+        or pa.types.is_decimal(kind)
+        or pa.types.is_null(kind)
+    ):
+        raise TypeError(
+            f"{role} column {name!r} must hold numbers; it holds {_kind_of(kind)} such as "
+            f"{_example(column)!r}. Encode it as numbers (one-hot, or codes), or leave it out by "
+            "naming the columns to use: values=[...]"
+        )
+    column = _decode(column)
+    if pa.types.is_boolean(kind):
+        column = pc.cast(column, pa.int8())
+    if pa.types.is_decimal(kind):
+        column = pc.cast(column, pa.float64())
+    return np.asarray(pc.cast(column, pa.float32(), safe=False))
+
+
+def read_codes(column: Any) -> tuple[Int[np.ndarray, "T"], np.ndarray]:
+    """Return which entry each row holds (-1 for null and NaN), and the distinct entries.
+
+    Entries are integers, floats, booleans, text or dates, in the order of appearance.
+    """
+    pa, pc = need("pyarrow", extra="data"), need("pyarrow.compute", extra="data")
+    column = _decode(column)
+    if pa.types.is_floating(column.type):
+        column = pc.if_else(pc.is_nan(column), None, column)
+    encoded = column.dictionary_encode().unify_dictionaries()
+    if encoded.num_chunks == 0:
+        return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
+    codes = np.concatenate(
+        [chunk.indices.fill_null(-1).to_numpy(zero_copy_only=False) for chunk in encoded.chunks]
+    )
+    entries = encoded.chunk(0).dictionary.to_numpy(zero_copy_only=False)
+    return codes.astype(np.int64), entries.astype(np.str_) if entries.dtype == object else entries
+
+
+def read_full_codes(
+    column: Any, name: str, what: str, *, first_row: int = 0
+) -> tuple[Int[np.ndarray, "T"], np.ndarray]:
+    """Return what `read_codes` does, and refuse rows without an entry; `what` is for messages."""
+    codes, entries = read_codes(column)
+    if (codes < 0).any():
+        raise ValueError(
+            f"column {name!r} has {int((codes < 0).sum())} rows without {what}, the first is row "
+            f"{first_row + int(np.argmin(codes))}; drop those rows"
+        )
+    return codes, entries
+
+
+def read_times(column: Any, layout: Layout) -> tuple[np.ndarray, TimeAxis]:
+    """Return times as ticks [T], as `TimeAxis.encode` takes them, and the axis."""
+    pa, pc = need("pyarrow", extra="data"), need("pyarrow.compute", extra="data")
+    types = pa.types
+    column = _decode(column)
+    if _kind_of(column.type) == "text":
+        column = _parse_text_times(column, layout)
+    if column.null_count:
+        raise ValueError(
+            f"column {layout.time!r} has {column.null_count} rows without a time; drop those rows"
+        )
+    if types.is_date(column.type):
+        column = pc.cast(column, pa.timestamp("s" if types.is_date32(column.type) else "ms"))
+    kind: TimeKind = "duration" if types.is_duration(column.type) else "number"
+    kind = "datetime" if types.is_timestamp(column.type) else kind
+    origin = layout.origin
+    if origin == "auto":
+        origin = "series" if kind == "datetime" else "absolute"
+    if kind == "number":
+        is_numeric = (types.is_integer, types.is_floating, types.is_decimal)
+        if not any(is_kind(column.type) for is_kind in is_numeric):
+            raise TypeError(
+                f"column {layout.time!r} must hold numbers, dates or durations; it holds "
+                f"{_kind_of(column.type)} such as {_example(column)!r}"
+            )
+        # In 64 bits, so that differences of small integers cannot overflow.
+        wide = pa.int64() if types.is_integer(column.type) else pa.float64()
+        return np.asarray(pc.cast(column, wide)), TimeAxis(origin=origin)
+    axis = TimeAxis(
+        kind,
+        unit=layout.unit,
+        resolution=column.type.unit,
+        timezone=column.type.tz if kind == "datetime" else None,
+        origin=origin,
+    )
+    return np.asarray(pc.cast(column, pa.int64())), axis
+
+
+def _parse_text_times(column: Any, layout: Layout) -> Any:
+    """Return text as dates, by the format of the layout."""
+    pa, pc = need("pyarrow", extra="data"), need("pyarrow.compute", extra="data")
+    if layout.time_format is None:
+        raise TypeError(
+            f"column {layout.time!r} holds text such as {_example(column)!r}; convert it to "
+            "numbers or dates, or pass time_format='iso' for ISO 8601 dates, or a format such as "
+            "time_format='%d.%m.%Y %H:%M'"
+        )
+    try:
+        if layout.time_format == "iso":
+            zoned = pc.any(pc.match_substring_regex(column, r"\d(Z|[+-]\d\d:?\d\d)$")).as_py()
+            return pc.cast(column, pa.timestamp("us", tz="UTC" if zoned else None))
+        return pc.strptime(column, format=layout.time_format, unit="us")
+    except pa.ArrowInvalid as error:
+        raise ValueError(
+            f"column {layout.time!r} cannot be read with time_format={layout.time_format!r}: "
+            f"{error}"
+        ) from error
+
+
+def _decode(column: Any) -> Any:
+    """Return the column with categories spelled out, and text as ordinary text."""
+    pa, pc = need("pyarrow", extra="data"), need("pyarrow.compute", extra="data")
+    kind = _decoded_type(column.type)
+    if kind == column.type:
+        return column
+    if pa.types.is_dictionary(column.type) and kind != column.type.value_type:
+        # Arrow spells out categories of ordinary text, but not those of the views of polars.
+        parts = [
+            pa.DictionaryArray.from_arrays(chunk.indices, chunk.dictionary.cast(kind))
+            for chunk in column.chunks
+        ]
+        column = pa.chunked_array(parts, pa.dictionary(column.type.index_type, kind))
+    return pc.cast(column, kind)
+
+
+def _decoded_type(kind: Any) -> Any:
+    pa = need("pyarrow", extra="data")
+    if pa.types.is_dictionary(kind):
+        return _decoded_type(kind.value_type)
+    if pa.types.is_string_view(kind):
+        return pa.large_string()
+    return kind
+
+
+def _kind_of(kind: Any) -> str:
+    pa = need("pyarrow", extra="data")
+    return "text" if pa.types.is_string(kind) or pa.types.is_large_string(kind) else str(kind)
+
+
+def _example(column: Any) -> Any:
+    present = column.drop_null()
+    return present[0].as_py() if len(present) else None
