@@ -14,26 +14,24 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from attention_gpu.document import markdown_table
-from training_jobs import answers
-from training_jobs.answers import LEVELS, Question
-from training_jobs.command import (
-    command_line,
+from shared import (
+    TINY,
+    Document,
     estimator_settings,
     make_parser,
-    names_among,
     run_benchmark,
+    spread,
     training_entries,
 )
-from training_jobs.document import Document, spread
 
-from osciformer.bench.workers import Job, Row
+from osciformer.bench.report import Row, markdown_table, names_among
+from osciformer.bench.workers import Job
 from osciformer.data import IrregularSeries, get_dataset
 from osciformer.data.transforms import SeriesTransform
-from osciformer.estimators import OsciFormerForecaster, OsciFormerImputer
+from osciformer.estimators import OsciFormerForecaster, OsciFormerImputer, queries
 
 TASKS = ("imputation", "forecasting")
 BACKBONES = ("osciformer", "transformer", "gru_d")
@@ -47,8 +45,13 @@ TEST_PART = 0.2
 HIDDEN_PART = 0.2
 # Minutes: what is observed, and what is then asked.
 CUT, HORIZON = 24 * 60.0, 24 * 60.0
-_TINY = {"dim": 8, "num_layers": 1, "num_heads": 1, "max_epochs": 1}
 _TINY_STAYS = 60
+#: Levels of the quantiles: the defaults of the estimators, and the ends of the 80 % interval.
+LEVELS = (0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95)
+#: Names of the coverages in a row, with the ends of their intervals.
+COVERAGES = {"coverage_50": (0.25, 0.75), "coverage_80": (0.1, 0.9), "coverage_90": (0.05, 0.95)}
+# Fewer errors than this say little about the 5 % quantile; then those of all variables count.
+_FEWEST_ERRORS = 20
 
 PROTOCOL = """\
 Protocol: the {stays} stays of set-a, 37 variables; a seed decides a random split into 80 % of the
@@ -71,6 +74,109 @@ the central interval. Mean ± standard deviation over the splits; in brackets th
 where it is not {seeds}."""
 
 
+class Question(NamedTuple):
+    """What is seen of each series, and what is asked: rows with the hidden values, else NaN."""
+
+    seen: IrregularSeries
+    asked: IrregularSeries
+
+
+def ask_hidden(
+    series: IrregularSeries, fraction: float, generator: np.random.Generator
+) -> Question:
+    """Hide a random part of the observed values."""
+    everything = np.ones(series.num_features, dtype=bool)
+    columns = queries.Columns(is_target=everything, is_known=~everything, clip=None)
+    return Question(*queries.HideDraw(columns, fraction)(series, generator))
+
+
+def ask_after(series: IrregularSeries, cut: float, horizon: float) -> Question:
+    """Hide all after a time, and ask for what was observed within a horizon after it."""
+    is_later = series.times > cut
+    is_asked = is_later & (series.times <= cut + horizon)
+    return Question(queries.keep_rows(series, ~is_later), queries.keep_rows(series, is_asked))
+
+
+def answer_by(model: Any, transform: SeriesTransform, question: Question) -> np.ndarray:
+    """Return the standardised quantiles [Q, F, L] of an imputer or a forecaster."""
+    asked = question.asked
+    times = np.split(asked.times, asked.offsets[1:-1])
+    found = np.concatenate(model.predict_quantiles(question.seen, times))
+    scaler = transform.value_scaler
+    return (found - scaler.center[:, None]) / scaler.scale[:, None]
+
+
+def answer_simply(
+    method: str, transform: SeriesTransform, question: Question, practice: Question
+) -> np.ndarray:
+    """Return the standardised quantiles [Q, F, L] of a simple method.
+
+    Its answer is the median; the other quantiles are those of its errors in practice.
+
+    Args:
+        method: `linear`, `last_value` or `mean`, the training mean.
+        transform: Fitted on the training series.
+        question: About test series.
+        practice: About training series.
+    """
+    point, tried = (_point(method, transform, asked) for asked in (question, practice))
+    errors = transform.transform(practice.asked).values - tried
+    middle = LEVELS.index(0.5)
+    offsets = np.empty((point.shape[1], len(LEVELS)))
+    for column in range(point.shape[1]):
+        known = errors[~np.isnan(errors[:, column]), column]
+        if len(known) < _FEWEST_ERRORS:
+            known = errors[~np.isnan(errors)]
+        offsets[column] = np.quantile(known, LEVELS)
+    offsets[:, middle] = 0.0
+    return point[..., None] + offsets
+
+
+def _point(method: str, transform: SeriesTransform, question: Question) -> np.ndarray:
+    seen, asked = (transform.transform(series) for series in question)
+    if method == "mean":
+        return np.zeros_like(asked.values)
+    simple = {"linear": queries.interpolate, "last_value": queries.last_value_before}
+    return simple[method](seen, asked)
+
+
+def score(found: np.ndarray, transform: SeriesTransform, asked: IrregularSeries) -> Row:
+    """Return the scores of standardised quantiles [Q, F, L], over all values that were asked.
+
+    Variables without spread in the training series are left out.
+    """
+    assert transform.statistics is not None
+    features = transform.statistics.features
+    truth = transform.transform(asked).values.astype(np.float64)
+    truth[:, ~(features.high > features.low)] = np.nan
+    is_scored = ~np.isnan(truth)
+    column = np.nonzero(is_scored)[1]
+    known, said = truth[is_scored], found[is_scored].astype(np.float64)  # [V], [V, L]
+    error = known[:, None] - said
+    pinball = np.maximum(np.array(LEVELS) * error, (np.array(LEVELS) - 1.0) * error)
+    absolute = np.abs(error[:, LEVELS.index(0.5)])
+    count = np.bincount(column, minlength=truth.shape[1])
+    by_variable = np.bincount(column, weights=absolute, minlength=truth.shape[1])
+    variables = {
+        name: round(float(total / number), 5)
+        for name, total, number in zip(asked.feature_names, by_variable, count, strict=True)
+        if number
+    }
+    row: Row = {
+        "values": len(known),
+        "mae": float(absolute.mean()),
+        "rmse": float(np.sqrt(np.square(error[:, LEVELS.index(0.5)]).mean())),
+        "mae_by_variable": float(np.mean(list(variables.values()))),
+        "pinball": float(pinball.mean()),
+        "mae_of": variables,
+        "values_of": dict(zip(asked.feature_names, count.tolist(), strict=True)),
+    }
+    for name, (low, high) in COVERAGES.items():
+        low_end, high_end = said[:, LEVELS.index(low)], said[:, LEVELS.index(high)]
+        row[name] = float(((low_end <= known) & (known <= high_end)).mean())
+    return row
+
+
 @functools.cache
 def load_stays() -> IrregularSeries:
     """Return the stays that have at least one observation."""
@@ -90,12 +196,12 @@ def split_stays(
 def ask(task: str, stays: IrregularSeries, seed: int, part: int) -> Question:
     """Return what is seen of the stays and what is asked."""
     if task == "forecasting":
-        return answers.ask_after(stays, CUT, HORIZON)
-    return answers.ask_hidden(stays, HIDDEN_PART, np.random.default_rng([seed, 1, part]))
+        return ask_after(stays, CUT, HORIZON)
+    return ask_hidden(stays, HIDDEN_PART, np.random.default_rng([seed, 1, part]))
 
 
 def work(job: Job, settings: dict[str, Any]) -> Row:
-    """Answer the questions about the test stays of one split, and score the answers."""
+    """Answer the questions about the test stays of one split, and score the"""
     task, method, seed = job["task"], job["method"], job["seed"]
     train, test = split_stays(load_stays(), seed, settings["stays"])
     transform = SeriesTransform("standard").fit(train)
@@ -103,7 +209,7 @@ def work(job: Job, settings: dict[str, Any]) -> Row:
     row: Row = {"train_size": len(train), "test_size": len(test)}
     if method in SIMPLE[task]:
         practice = ask(task, train, seed, part=0)
-        found = answers.answer_simply(method, transform, question, practice)
+        found = answer_simply(method, transform, question, practice)
     else:
         chosen = estimator_settings(method, job, settings) | {"quantiles": LEVELS}
         model: OsciFormerImputer | OsciFormerForecaster
@@ -111,9 +217,9 @@ def work(job: Job, settings: dict[str, Any]) -> Row:
             model = OsciFormerImputer(**chosen)
         else:
             model = OsciFormerForecaster(**chosen, horizon=HORIZON)
-        found = answers.answer_by(model.fit(train), transform, question)
+        found = answer_by(model.fit(train), transform, question)
         row |= training_entries(model, job, settings)
-    return row | answers.score(found, transform, question.asked)
+    return row | score(found, transform, question.asked)
 
 
 def tables(document: Document) -> list[str]:
@@ -135,9 +241,9 @@ def tables(document: Document) -> list[str]:
 
 
 def _task_table(rows: list[Row], seeds: int) -> list[str]:
-    measures = ("mae", "rmse", "mae_by_variable", "pinball", *answers.COVERAGES, "fit_seconds")
+    measures = ("mae", "rmse", "mae_by_variable", "pinball", *COVERAGES, "fit_seconds")
     titles = ["method", "MAE", "RMSE", "MAE by variable", "pinball loss"]
-    titles += [f"{name.removeprefix('coverage_')} % interval" for name in answers.COVERAGES]
+    titles += [f"{name.removeprefix('coverage_')} % interval" for name in COVERAGES]
     body = []
     for method in METHODS:
         found = [row for row in rows if row["method"] == method]
@@ -162,7 +268,7 @@ def _task_table(rows: list[Row], seeds: int) -> list[str]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
-    arguments = command_line(argv)
+    arguments = list(sys.argv[1:] if argv is None else argv)
     parser = make_parser(__doc__)
     parser.add_argument("--tasks", type=names_among(TASKS), default=list(TASKS))
     parser.add_argument("--methods", type=names_among(METHODS), default=list(METHODS))
@@ -176,9 +282,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     ]
     settings: dict[str, Any] = {"estimator": {}, "stays": None}
     if options.quick:
-        settings = {"estimator": _TINY, "stays": _TINY_STAYS}
-    script = "benchmarks/forecast_imputation.py"
-    return run_benchmark(script, arguments, options, jobs, work, settings, tables)
+        settings = {"estimator": TINY, "stays": _TINY_STAYS}
+    return run_benchmark("forecast_imputation.py", arguments, options, jobs, work, settings, tables)
 
 
 if __name__ == "__main__":

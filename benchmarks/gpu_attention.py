@@ -16,7 +16,6 @@ import argparse
 import gc
 import json
 import os
-import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -25,12 +24,12 @@ from pathlib import Path
 
 import torch
 from attention_gpu import checks, parts
-from attention_gpu.document import Document, describe
 from attention_gpu.measure import in_words, is_broken, matmul_tflops
-from attention_gpu.numbers import Row, make_row
-from attention_gpu.sizes import CPU, FULL, QUICK, Run
+from attention_gpu.parts import CPU, FULL, QUICK, Run
+from attention_gpu.rows import Document, make_row
+from shared import describe
 
-from osciformer.bench.report import progress
+from osciformer.bench.report import Row, names_among, progress, tuple_of
 
 #: Parts in the order in which they run: the most important first.
 PARTS: dict[str, Callable[[Run], Iterator[list[Row]]]] = {
@@ -43,6 +42,7 @@ PARTS: dict[str, Callable[[Run], Iterator[list[Row]]]] = {
     "kernels": checks.kernels,
     "graphs": checks.graphs,
     "blocked": parts.blocked,
+    "paths": parts.paths,
 }
 # Rows carry these names where a part has several kinds of row.
 _ROW_PARTS = {"graphs": ("cuda_graph", "compile")}
@@ -101,7 +101,9 @@ def _run_part(part: str, run: Run, document: Document, options: argparse.Namespa
 
 
 def _document(options: argparse.Namespace, arguments: list[str], device: torch.device) -> Document:
-    meta = describe(_command(arguments), device, options.commit)
+    meta = describe(
+        "gpu_attention.py", arguments, device=device, commit=options.commit, packages=["triton"]
+    )
     if not (options.append and options.output is not None and options.output.exists()):
         return Document(meta)
     earlier = json.loads(options.output.read_text(encoding="utf-8"))
@@ -126,29 +128,10 @@ def _peak(run: Run) -> float | None:
 
 def _start_again(arguments: list[str], rest: list[str], minutes: float) -> None:
     """Replace this process by one that runs the remaining parts; later options win."""
-    again = [
-        *arguments,
-        "--append",
-        "--part",
-        ",".join(rest),
-        "--minutes",
-        f"{max(0.0, minutes):.4f}",
-    ]
+    left = f"{max(0.0, minutes):.4f}"
+    again = [*arguments, "--append", "--part", ",".join(rest), "--minutes", left]
     sys.stderr.flush()
     os.execv(sys.executable, [sys.executable, __file__, *again])
-
-
-def _command(arguments: list[str]) -> str:
-    """Return the command line, with the names of files in place of their paths."""
-    shown = [
-        flag + "=" + Path(path).name if flag in ("--output", "--table") and is_joined else argument
-        for argument in arguments
-        for flag, is_joined, path in [argument.partition("=")]
-    ]
-    for place, argument in enumerate(shown[:-1]):
-        if argument in ("--output", "--table"):
-            shown[place + 1] = Path(shown[place + 1]).name
-    return shlex.join(["python", "benchmarks/gpu_attention.py", *shown])
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -159,12 +142,15 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--table", type=Path, help="Markdown file; without it, standard output")
     parser.add_argument("--quick", action="store_true", help="fewer and smaller sizes")
     parser.add_argument(
-        "--part", type=_names, default=list(PARTS), help=f"of {','.join(PARTS)}; default all"
+        "--part",
+        type=names_among(PARTS),
+        default=list(PARTS),
+        help=f"of {','.join(PARTS)}; default all",
     )
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--backend", help="of the operator: triton, on a CPU blocked")
-    parser.add_argument("--n", type=_numbers, metavar="N,N", help="lengths of the part speed")
-    parser.add_argument("--c", type=_numbers, metavar="C,C", help="channels a head")
+    parser.add_argument("--n", type=tuple_of(int), metavar="N,N", help="lengths of the part speed")
+    parser.add_argument("--c", type=tuple_of(int), metavar="C,C", help="channels a head")
     parser.add_argument("--seconds", type=float, help="for the repetitions of one call")
     parser.add_argument(
         "--minutes", type=float, default=5.5, help="after which nothing new is begun"
@@ -174,18 +160,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--commit", help="to record, where git cannot tell")
     return parser
-
-
-def _names(text: str) -> list[str]:
-    names = text.split(",")
-    unknown = [name for name in names if name not in PARTS]
-    if unknown:
-        raise argparse.ArgumentTypeError(f"no part {', '.join(unknown)}; parts: {', '.join(PARTS)}")
-    return names
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(","))
 
 
 if __name__ == "__main__":

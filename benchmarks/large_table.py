@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import shlex
 import subprocess
 import sys
@@ -23,14 +22,16 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as parquet
+from shared import describe
+
+from osciformer._files import write_json, write_text
+from osciformer.bench.report import markdown_table
 
 ROWS, FEATURES = 200, 4
 SPAN = 100.0  # units of time that a series lasts
@@ -220,15 +221,13 @@ def growth(costs: Sequence[Cost]) -> dict[str, dict[str, float]]:
 
 def markdown(costs: Sequence[Cost], ratios: dict[str, dict[str, float]]) -> str:
     """Return the costs as a table."""
-    lines = [
-        "| command | rows | wall s | processor s | rows/s | peak MiB |",
-        "| --- | --- | --- | --- | --- | --- |",
-    ]
-    lines += [
-        f"| {c.command} | {c.rows:,} | {c.wall_s:,.1f} | {c.processor_s:,.1f} "
-        f"| {c.rows_per_s:,} | {c.peak_mib:,.0f} |"
+    columns = ["command", "rows", "wall s", "processor s", "rows/s", "peak MiB"]
+    forms = ("{}", "{:,}", "{:,.1f}", "{:,.1f}", "{:,}", "{:,.0f}")
+    body = [
+        [form.format(entry) for form, entry in zip(forms, asdict(c).values(), strict=True)]
         for c in costs
     ]
+    lines = markdown_table(columns, body)
     lines.append("")
     lines += [
         f"- `{name}`: {r['rows']:g} times the rows take {r['memory']:.2f} times the memory, "
@@ -260,13 +259,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     ratios = growth(costs)
     report = {
         "meta": {
-            "command": shlex.join(["python", "benchmarks/large_table.py", *(argv or sys.argv[1:])]),
-            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            **describe("large_table.py", argv or sys.argv[1:], packages=["pyarrow"]),
             "threads": os.environ.get("OMP_NUM_THREADS", "not set"),
-            "cores": os.cpu_count(),
-            "machine": platform.machine(),
             "load": [round(item, 2) for item in load],  # before, between and after the tables
-            **{name: version(name) for name in ("torch", "numpy", "pyarrow")},
         },
         "model": options.flags,
         "tables": facts,
@@ -276,9 +271,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     text = markdown(costs, ratios)
     print(text)
     if options.output is not None:
-        options.output.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        write_json(options.output, report, indent=1)
     if options.table is not None:
-        options.table.write_text(text, encoding="utf-8")
+        write_text(options.table, text)
     return 0
 
 

@@ -19,22 +19,21 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shlex
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow.parquet as parquet
 import torch
+from shared import describe
 from torch import nn
 
 from osciformer import parameter_groups
-from osciformer.bench.report import cpu_model
+from osciformer._files import write_json
 from osciformer.data import (
     Batch,
     IrregularSeries,
@@ -212,13 +211,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if argv is None else argv
     report: dict[str, Any] = {
         "meta": {
-            "command": shlex.join(["python", "benchmarks/training_throughput.py", *arguments]),
-            "date": datetime.now(UTC).isoformat(timespec="seconds"),
-            "cpu": cpu_model(),
-            "cores": os.cpu_count(),
+            **describe("training_throughput.py", arguments, packages=["pyarrow"]),
             "load": round(os.getloadavg()[0], 2),
-            "threads": torch.get_num_threads(),
-            "torch": str(torch.__version__),
         },
         "series": options.series,
         "rows": len(series.times),
@@ -227,10 +221,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         sources = make_sources(series, TrainConfig().batch_size, Path(folder))
         for name, source in sources.items():
             report[name] = summarise(measure(source, series, options.pairs), options.series)
-    text = json.dumps(report, indent=1)
-    print(text)
+    print(json.dumps(report, indent=1))
     if options.output is not None:
-        options.output.write_text(text + "\n", encoding="utf-8")
+        write_json(options.output, report, indent=1)
     return 0
 
 

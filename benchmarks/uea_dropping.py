@@ -15,18 +15,18 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from attention_gpu.document import markdown_table
-from training_jobs.command import (
-    command_line,
+from shared import (
+    TINY,
+    Document,
     estimator_settings,
     make_parser,
-    names_among,
     run_benchmark,
+    spread,
     training_entries,
 )
-from training_jobs.document import Document, spread
 
-from osciformer.bench.workers import Job, Row
+from osciformer.bench.report import Row, markdown_table, names_among
+from osciformer.bench.workers import Job
 from osciformer.data import IrregularSeries, get_dataset
 from osciformer.data.ragged import offsets_of
 from osciformer.estimators import OsciFormerClassifier
@@ -35,8 +35,6 @@ DATASETS = ("JapaneseVowels", "BasicMotions")
 PERCENTAGES = (0, 30, 50, 70)
 BACKBONES = ("osciformer", "transformer", "gru_d", "contiformer")
 FEWEST_ROWS = 2
-# Settings of the toy size.
-_TINY = {"dim": 8, "num_layers": 1, "num_heads": 1, "max_epochs": 1}
 
 PROTOCOL = """\
 Protocol: the archive's own training and test series. Of each series, in both parts, the given
@@ -120,7 +118,7 @@ def tables(document: Document) -> list[str]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
-    arguments = command_line(argv)
+    arguments = list(sys.argv[1:] if argv is None else argv)
     parser = make_parser(__doc__)
     parser.add_argument("--datasets", type=names_among(DATASETS), default=list(DATASETS))
     parser.add_argument("--backbones", type=names_among(BACKBONES), default=list(BACKBONES[:3]))
@@ -135,9 +133,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         for backbone in options.backbones
         for percentage in percentages
     ]
-    settings = {"estimator": _TINY if options.quick else {}}
-    script = "benchmarks/uea_dropping.py"
-    return run_benchmark(script, arguments, options, jobs, work, settings, tables)
+    settings = {"estimator": TINY if options.quick else {}}
+    return run_benchmark("uea_dropping.py", arguments, options, jobs, work, settings, tables)
 
 
 if __name__ == "__main__":

@@ -13,11 +13,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from osciformer._types import Tensor
-from osciformer.bench.inputs import SPECTRA, TOKENS, attention
+from osciformer.bench.speed import SPECTRA, TOKENS, attention
 from osciformer.math.banks import frequency_bank
 from osciformer.math.spectrum import init_omega, init_zeta
 
-from .numbers import BOTH, Row, make_row
+from .rows import BOTH, Row, make_row
 
 MEAN_GAP = 1 / 64
 LARGEST_OMEGA = 200.0  # of the range in which errors are promised
@@ -95,7 +95,7 @@ class Case:
 
 
 def make_inputs(case: Case, device: torch.device, *, seed: int = 0) -> dict[str, Tensor]:
-    """Return inputs of the operator under the names of `osciformer.bench.inputs`, on the device.
+    """Return inputs of the operator under the names of `osciformer.bench.speed`, on the device.
 
     Times are float64: uniform, and one token in 64 follows another after 1e-9 to 1e-4 mean gaps.
     The series of a batch have lengths in time from 1 to N / 64. Natural frequencies are log-uniform

@@ -11,16 +11,15 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from osciformer._types import Tensor
-from osciformer.bench.inputs import SPECTRA, attention
 from osciformer.bench.report import progress
+from osciformer.bench.speed import SPECTRA, attention
 from osciformer.math.spectrum import raw_from_omega, raw_from_zeta, zeta_from_raw
 from osciformer.testing import relative_error
 
 from .cases import Case, leaf_names, make_inputs, maker
 from .measure import in_words, measure_in_turn, release, time_calls
-from .numbers import BOTH, FORWARD, PASSES, Row, complete, middle
-from .parts import LATE
-from .sizes import Run
+from .parts import LATE, Run
+from .rows import BOTH, FORWARD, PASSES, Row, complete, middle
 
 PROFILED_CALLS = 3
 TOP_KERNELS = 8

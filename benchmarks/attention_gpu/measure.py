@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from .numbers import middle, repetitions
+from .rows import middle, repetitions
 
 Call = Callable[[], object]
 Key = TypeVar("Key", bound=Hashable)

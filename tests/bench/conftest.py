@@ -13,5 +13,5 @@ def toy_task(monkeypatch):
     from .events_toy import random_parts
 
     for name, repeat in (("folds", "fold"), ("seeds", "seed")):
-        task = EventTask(name, name, 2, repeat, lambda number: random_parts(number), 0.01, "Toy.")
+        task = EventTask(name, name, 2, repeat, lambda task, number: random_parts(number), 0.01)
         monkeypatch.setitem(TASKS, name, task)

@@ -13,16 +13,9 @@ import pytest
 pa = pytest.importorskip("pyarrow")
 pytest.importorskip("pytorch_lightning")
 
-from osciformer.bench.events import cells as cell_files  # noqa: E402
-from osciformer.bench.events import (  # noqa: E402
-    command,
-    datasets,
-    models,
-    neural,
-    simulation,
-)
-from osciformer.bench.events.cells import Cell, make_cells  # noqa: E402
+from osciformer.bench.events import datasets, harness, models  # noqa: E402
 from osciformer.bench.events.datasets import TASKS, EventTask, Parts  # noqa: E402
+from osciformer.bench.events.harness import Cell, make_cells  # noqa: E402
 from osciformer.events import EventSequences, log_likelihood  # noqa: E402
 from osciformer.events.classical import PoissonProcess  # noqa: E402
 from osciformer.events.classical.selection import choose  # noqa: E402
@@ -54,7 +47,7 @@ def in_this_process(monkeypatch):
                 row = {"error": f"{type(error).__name__}: {error}"}
             yield job, row
 
-    monkeypatch.setattr(command, "run_jobs", run_jobs)
+    monkeypatch.setattr(harness, "run_jobs", run_jobs)
 
 
 # Protocols.
@@ -74,10 +67,10 @@ def test_bookorder_is_scaled_cut_and_clipped(monkeypatch):
         split: table_of([np.cumsum(gaps)] * count) for split, count in (("train", 20), ("test", 3))
     }
     monkeypatch.setattr(datasets, "get_dataset", lambda name, split, fold=None: tables[split])
-    parts = datasets.load_bookorder(1)
+    parts = TASKS["bookorder"].load(1)
     assert (len(parts.train), len(parts.dev), len(parts.test)) == (18, 2, 3)
     assert not set(parts.train.ids) & set(parts.dev.ids)
-    for part in vars(parts).values():
+    for part in parts:
         assert part.lengths.tolist() == [100] * len(part)
         assert part.gaps.max() == pytest.approx(70.0)
         assert np.median(part.gaps) == pytest.approx(1.0)
@@ -96,14 +89,14 @@ def test_stackoverflow_counts_from_the_first_event_in_millions_of_seconds(monkey
         return tables[split]
 
     monkeypatch.setattr(datasets, "get_dataset", get_dataset)
-    parts = datasets.load_stackoverflow(3)
+    parts = TASKS["stackoverflow"].load(3)
     assert {fold for _, _, fold in asked} == {1}
     assert (len(parts.train), len(parts.dev), len(parts.test)) == (27, 3, 2)
     assert parts.test[0].times == pytest.approx(0.5 * np.arange(100))
     assert parts.test.num_types == 22
     assert parts.test.time_unit == "1e6 s"
     # Another seed trains on the same sequences.
-    assert datasets.load_stackoverflow(4).dev.ids.tolist() == parts.dev.ids.tolist()
+    assert TASKS["stackoverflow"].load(4).dev.ids.tolist() == parts.dev.ids.tolist()
 
 
 def test_folds_of_neonate_are_infants_and_each_is_tested_once(monkeypatch):
@@ -115,8 +108,8 @@ def test_folds_of_neonate_are_infants_and_each_is_tested_once(monkeypatch):
     monkeypatch.setattr(datasets, "get_dataset", lambda name, split: table)
     tested = []
     for fold in (1, 2, 3, 4, 5):
-        parts = datasets.load_neonate(fold)
-        ids = [set(part.ids) for part in vars(parts).values()]
+        parts = TASKS["neonate"].load(fold)
+        ids = [set(part.ids) for part in parts]
         assert not ids[0] & ids[1]
         assert not ids[0] & ids[2]
         assert not ids[1] & ids[2]
@@ -128,10 +121,10 @@ def test_folds_of_neonate_are_infants_and_each_is_tested_once(monkeypatch):
 
 
 def test_the_simulation_never_changes_and_its_truth_is_best():
-    first, again = (simulation.simulate.__wrapped__("dev") for _ in range(2))
+    first, again = (datasets.simulate.__wrapped__("dev") for _ in range(2))
     assert first is not again
     assert np.array_equal(first.times, again.times)
-    assert (first.lengths == simulation.NUM_EVENTS).all()
+    assert (first.lengths == datasets.NUM_EVENTS).all()
     best = log_likelihood(TASKS["hawkes"].truth(), first).micro
     assert best > log_likelihood(PoissonProcess.fit(first), first).micro + 0.3
 
@@ -140,7 +133,7 @@ def test_the_simulation_never_changes_and_its_truth_is_best():
 
 
 def test_test_sequences_reach_neither_fit_nor_choice(toy_task, monkeypatch):
-    assert "test" not in models.FitRequest.__dataclass_fields__
+    assert "test" not in models.FitRequest._fields
     settings = {
         "training": {"learning_rates": (0.01,), "dims": (8,), "max_epochs": 2},
         "folder": "",
@@ -149,11 +142,11 @@ def test_test_sequences_reach_neither_fit_nor_choice(toy_task, monkeypatch):
     for other in (0, 5):
         parts = random_parts(1)
         changed = Parts(parts.train, parts.dev, random_parts(other).test)
-        task = EventTask("folds", "folds", 2, "fold", lambda n, p=changed: p, 0.01, "Toy.")
+        task = EventTask("folds", "folds", 2, "fold", lambda task, n, p=changed: p, 0.01)
         monkeypatch.setitem(TASKS, "folds", task)
         for name in ("renewal_markov", "rmtpp"):
             found.append(
-                cell_files.run_cell({"dataset": "folds", "model": name, "repeat": 1}, settings)
+                harness.run_cell({"dataset": "folds", "model": name, "repeat": 1}, settings)
             )
     for one, other in (found[::2], found[1::2]):
         assert one["ll_micro"] != other["ll_micro"]
@@ -164,8 +157,8 @@ def test_test_sequences_reach_neither_fit_nor_choice(toy_task, monkeypatch):
 def test_likelihoods_alone_are_the_same_and_leave_out_the_rest(toy_task):
     settings = {"training": {}, "folder": ""}
     job = {"dataset": "folds", "model": "renewal_markov", "repeat": 1}
-    whole = cell_files.run_cell(job, settings)
-    alone = cell_files.run_cell(job, {**settings, "with_predictions": False})
+    whole = harness.run_cell(job, settings)
+    alone = harness.run_cell(job, {**settings, "with_predictions": False})
     for key in ("ll_micro", "ll_macro", "ll_error", "num_scored"):
         assert alone[key] == whole[key]
     left_out = {"accuracy", "accuracy_at_time", "time_rmse", "time_mae", "horizon", "never"}
@@ -202,7 +195,7 @@ def test_cells_are_those_that_differ(toy_task):
 
 
 def test_an_unknown_model_is_refused_by_name(capsys):
-    assert command.main(["-o", "unused", "--models", "osciformr"]) == 2
+    assert harness.main(["-o", "unused", "--models", "osciformr"]) == 2
     assert "'osciformr'" in capsys.readouterr().err
 
 
@@ -210,7 +203,7 @@ def test_an_unknown_model_is_refused_by_name(capsys):
 
 
 def run(folder: Path, *more: str) -> int:
-    return command.main(
+    return harness.main(
         ["-o", str(folder), "--datasets", "folds", "--folds", "1,2", "--models", "poisson",
          "--table", str(folder / "table.md"), *more]
     )  # fmt: skip
@@ -222,7 +215,7 @@ def test_a_run_is_continued_and_finished_cells_stay(tmp_path, toy_task, in_this_
     before = first.stat().st_mtime_ns
     assert run(tmp_path) == 0
     assert first.stat().st_mtime_ns == before
-    rows = cell_files.read_cells(tmp_path)
+    rows = harness.read_cells(tmp_path)
     assert [row["repeat"] for row in rows] == [1, 2]
     parts = TASKS["folds"].load(2)
     process = PoissonProcess.fit(parts.train, smoothing=0.5)
@@ -238,35 +231,35 @@ def test_a_run_is_continued_and_finished_cells_stay(tmp_path, toy_task, in_this_
 def test_a_failed_cell_is_recorded_and_tried_again(
     tmp_path, toy_task, in_this_process, monkeypatch
 ):
-    good = TASKS["folds"].load
+    good = TASKS["folds"].read
 
-    def load(fold: int) -> Parts:
+    def read(task: EventTask, fold: int) -> Parts:
         if fold == 1:
             raise OSError("the disk is gone")
-        return good(fold)
+        return good(task, fold)
 
-    broken = EventTask("folds", "folds", 2, "fold", load, 0.01, "Toy.")
+    broken = EventTask("folds", "folds", 2, "fold", read, 0.01)
     with monkeypatch.context() as patch:
         patch.setitem(TASKS, "folds", broken)
-        assert run(tmp_path) == command.FAILED
-    rows = {row["repeat"]: row for row in cell_files.read_cells(tmp_path)}
+        assert run(tmp_path) == harness.FAILED
+    rows = {row["repeat"]: row for row in harness.read_cells(tmp_path)}
     assert rows[1]["error"] == "OSError: the disk is gone"
     assert rows[2]["error"] is None
     page = (tmp_path / "table.md").read_text()
     assert "failed: folds, poisson, 1: OSError: the disk is gone" in page
     assert run(tmp_path) == 0
-    assert all(row["error"] is None for row in cell_files.read_cells(tmp_path))
+    assert all(row["error"] is None for row in harness.read_cells(tmp_path))
 
 
 def test_time_that_runs_out_leaves_cells_for_later(tmp_path, toy_task, in_this_process):
-    assert run(tmp_path, "--minutes", "0") == command.UNFINISHED
-    assert cell_files.read_cells(tmp_path) == []
+    assert run(tmp_path, "--minutes", "0") == harness.UNFINISHED
+    assert harness.read_cells(tmp_path) == []
     assert run(tmp_path, "--report-only") == 0  # nothing is run
-    assert cell_files.read_cells(tmp_path) == []
+    assert harness.read_cells(tmp_path) == []
 
 
 def test_ctrl_c_keeps_what_is_finished(tmp_path, toy_task, in_this_process, monkeypatch):
-    real, done = command.run_cell, []
+    real, done = harness.run_cell, []
 
     def work(job, settings):
         if done:
@@ -274,21 +267,21 @@ def test_ctrl_c_keeps_what_is_finished(tmp_path, toy_task, in_this_process, monk
         done.append(job)
         return real(job, settings)
 
-    monkeypatch.setattr(command, "run_cell", work)
-    assert run(tmp_path) == command.INTERRUPTED
-    assert len(cell_files.read_cells(tmp_path)) == 1
+    monkeypatch.setattr(harness, "run_cell", work)
+    assert run(tmp_path) == harness.INTERRUPTED
+    assert len(harness.read_cells(tmp_path)) == 1
 
 
 def test_a_neural_cell_trains_and_seeds_share_the_learning_rate_of_the_first(
     tmp_path, toy_task, in_this_process
 ):
-    status = command.main(
+    status = harness.main(
         ["-o", str(tmp_path), "--datasets", "seeds", "--seeds", "0,1", "--models", "rmtpp",
          "--max-epochs", "2", "--dims", "8", "--learning-rates", "0.01,0.0001",
          "--table", str(tmp_path / "table.md"), "--json", str(tmp_path / "all.json")]
     )  # fmt: skip
     assert status == 0
-    pilot, other = cell_files.read_cells(tmp_path)
+    pilot, other = harness.read_cells(tmp_path)
     assert [trial["learning_rate"] for trial in pilot["trials"]] == [0.01, 0.0001]
     best = max(pilot["trials"], key=lambda trial: trial["dev"])
     assert pilot["chosen"]["learning_rate"] == best["learning_rate"]
@@ -306,10 +299,10 @@ def test_a_neural_cell_trains_and_seeds_share_the_learning_rate_of_the_first(
 def test_a_training_over_its_time_has_its_best_epoch_so_far(toy_task, name):
     task = TASKS["folds"]
     parts = task.load(1)
-    settings = neural.TrainingSettings(
+    settings = models.TrainingSettings(
         learning_rates=(0.01,), dims=(8,), max_epochs=100_000, patience=100_000, cell_minutes=2 / 60
     )
-    fitted = neural.neural_model(name).fit(
+    fitted = models.find_model(name).fit(
         models.FitRequest(task, parts.train, parts.dev, 0, settings)
     )
     assert fitted.training["hit_time_limit"]
@@ -321,8 +314,9 @@ def test_a_training_over_its_time_has_its_best_epoch_so_far(toy_task, name):
 
 
 def test_an_epoch_is_timed(toy_task):
-    settings = neural.TrainingSettings(dims=(8,))
-    found = neural.seconds_per_epoch("rmtpp", TASKS["folds"].load(1).train, settings)
+    settings = models.TrainingSettings(dims=(8,))
+    network = models.find_model("rmtpp").network
+    found = models.seconds_per_epoch(network, TASKS["folds"].load(1).train, settings)
     assert found["steps"] == 3  # 24 sequences, 8 a step
     assert found["timed"] >= 5
     assert found["seconds"] > 0

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("pyarrow")
 pytest.importorskip("pytorch_lightning")
 
-from osciformer.bench.events import report, summary
+from osciformer.bench.events import report
 from osciformer.events import EventSequences, score
 from osciformer.events.classical import PoissonProcess
 
@@ -34,21 +34,21 @@ def test_differences_are_paired(toy_task):
     rows = [cell("osciformer", n, ll) for n, ll in enumerate(ours, 1)]
     rows += [cell("rmtpp", n, ll) for n, ll in enumerate(theirs, 1)]
     rows += [cell("poisson", 1, 0.0)]
-    found = summary.differences(rows, "folds")
+    cells = report.good_cells(rows)
+    found = report.differences(cells)
     # 0.5, 0.1, 0.4: mean 1/3, standard deviation sqrt(0.13 / 3)
     assert found["rmtpp"].mean == pytest.approx(1 / 3)
     assert found["rmtpp"].error == pytest.approx(math.sqrt(0.13 / 3) / math.sqrt(3))
     assert found["rmtpp"].is_within_spread  # 0.333 < 4.303 x 0.12
     assert found["poisson"].count == 1  # only the fold that both have
-    spread = summary.spread_of(summary.by_model(rows, "folds")["osciformer"], "ll_micro")
-    assert spread is not None
-    assert (spread.mean, spread.sd) == (pytest.approx(7 / 3), pytest.approx(math.sqrt(7 / 3)))
+    spread = report.spreads(cells, "ll_micro").loc["osciformer"]
+    assert (spread["mean"], spread["sd"]) == (pytest.approx(7 / 3), pytest.approx(math.sqrt(7 / 3)))
 
 
 def test_a_constant_model_is_compared_with_every_seed(toy_task):
     rows = [cell("osciformer", n, 1.0 + n / 100, dataset="seeds") for n in range(5)]
     rows += [cell("renewal_markov", 0, 0.5, dataset="seeds")]
-    found = summary.differences(rows, "seeds")["renewal_markov"]
+    found = report.differences(report.good_cells(rows))["renewal_markov"]
     assert found.count == 5
     assert found.mean == pytest.approx(0.52)
     assert not found.is_within_spread
@@ -61,8 +61,9 @@ def test_the_head_is_chosen_by_dev_and_not_by_test(toy_task):
         cell("osciformer_decay", 1, 0.5, dev_ll=0.2),
         cell("osciformer", 2, 0.9, dev_ll=0.1),
     ]
-    (chosen,) = [row for row in summary.good_rows(rows) if row["model"] == summary.CHOSEN_HEAD]
-    assert (chosen["repeat"], chosen["ll_micro"]) == (1, 0.2)
+    cells = report.good_cells(rows)
+    chosen = cells[cells["model"] == report.CHOSEN_HEAD]
+    assert chosen[["repeat", "ll_micro"]].to_numpy().tolist() == [[1, 0.2]]
 
 
 def test_the_page_marks_the_best_and_what_is_within_the_spread(toy_task):

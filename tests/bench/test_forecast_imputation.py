@@ -1,27 +1,18 @@
-"""The benchmark of imputation and forecasts, on toy series with known answers."""
+"""The benchmark of imputation and forecasts, on toy series with known script."""
 
 from __future__ import annotations
 
-import importlib
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
-import torch
 
 from osciformer.data import IrregularSeries
 from osciformer.data.transforms import SeriesTransform
 
-FOLDER = Path(__file__).parents[2] / "benchmarks"
-if not FOLDER.exists():
-    pytest.skip("the benchmarks are not part of this distribution", allow_module_level=True)
-sys.path.insert(0, str(FOLDER))
-answers = importlib.import_module("training_jobs.answers")
-document = importlib.import_module("training_jobs.document")
-script = importlib.import_module("forecast_imputation")
+from .scripts import load
 
-MIDDLE = answers.LEVELS.index(0.5)
+shared, script = load("shared", "forecast_imputation")
+
+MIDDLE = script.LEVELS.index(0.5)
 
 
 def stays(count: int, seed: int = 0) -> IrregularSeries:
@@ -44,10 +35,10 @@ def test_scores_are_those_computed_by_hand():
     train = IrregularSeries.from_arrays([[0.0, 1.0]], [[[-1.0, 5.0], [1.0, 5.0]]])
     asked = IrregularSeries.from_arrays([[2.0, 3.0]], [[[0.5, 5.0], [-2.0, np.nan]]])
     transform = SeriesTransform("standard").fit(train)
-    found = np.zeros((2, 2, len(answers.LEVELS)))
+    found = np.zeros((2, 2, len(script.LEVELS)))
     found[:, 0] = [-3.0, -1.5, -1.0, 0.0, 0.25, 1.5, 3.0]
     found[:, 1] = 99.0
-    row = answers.score(found, transform, asked)
+    row = script.score(found, transform, asked)
     assert row["values"] == 2
     assert row["mae"] == pytest.approx(1.25)
     assert row["rmse"] == pytest.approx(np.sqrt((0.5**2 + 2.0**2) / 2))
@@ -55,7 +46,7 @@ def test_scores_are_those_computed_by_hand():
     assert row["coverage_50"] == 0.0  # 0.5 lies above 0.25, -2 below -1
     assert row["coverage_80"] == 0.5
     assert row["coverage_90"] == 1.0
-    levels = np.array(answers.LEVELS)
+    levels = np.array(script.LEVELS)
     wanted = [
         np.where(y > q, levels * (y - q), (1 - levels) * (q - y)).mean()
         for y, q in ((0.5, found[0, 0]), (-2.0, found[1, 0]))
@@ -66,7 +57,7 @@ def test_scores_are_those_computed_by_hand():
 
 def test_forecasts_are_asked_after_the_cut_and_up_to_the_horizon():
     series = IrregularSeries.from_arrays([[0.0, 24.0, 25.0, 48.0, 49.0]], [np.arange(5.0)])
-    seen, asked = answers.ask_after(series, 24.0, 24.0)
+    seen, asked = script.ask_after(series, 24.0, 24.0)
     assert seen.times.tolist() == [0.0, 24.0]
     assert asked.times.tolist() == [25.0, 48.0]
 
@@ -101,8 +92,8 @@ def test_simple_methods_answer_as_their_names_say_and_know_their_errors():
     )
     rows = {}
     for method in ("linear", "last_value", "mean"):
-        found = answers.answer_simply(method, transform, question, practice)
-        rows[method] = answers.score(found, transform, question.asked)
+        found = script.answer_simply(method, transform, question, practice)
+        rows[method] = script.score(found, transform, question.asked)
         assert rows[method]["coverage_80"] == pytest.approx(0.8, abs=0.03)
         assert rows[method]["coverage_50"] == pytest.approx(0.5, abs=0.04)
     assert (found[..., MIDDLE] == 0).all()
@@ -134,13 +125,13 @@ def test_a_job_trains_answers_and_scores(task, monkeypatch):
 
 
 def test_the_table_has_both_tasks_and_their_methods(tmp_path):
-    found = document.Document(tmp_path / "out.json", {"estimator": {}, "stays": None})
-    found.begin_run("python x", torch.device("cpu"), "abc")
+    found = shared.Document(tmp_path / "out.json", {"estimator": {}, "stays": None})
+    found.runs.append(shared.describe("x.py", [], commit="abc"))
     scores = {
         "rmse": 1.0,
         "mae_by_variable": 0.5,
         "pinball": 0.1,
-        **dict.fromkeys(answers.COVERAGES, 0.7),
+        **dict.fromkeys(script.COVERAGES, 0.7),
         "values": 1234,
         "train_size": 80,
         "test_size": 20,

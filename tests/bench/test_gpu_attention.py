@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 
-ROOT = Path(__file__).parents[2]
-SCRIPT = ROOT / "benchmarks" / "gpu_attention.py"
-if not SCRIPT.exists():
-    pytest.skip("the benchmarks are not part of this distribution", allow_module_level=True)
-sys.path.insert(0, str(SCRIPT.parent))
-cases = importlib.import_module("attention_gpu.cases")
-checks = importlib.import_module("attention_gpu.checks")
-document = importlib.import_module("attention_gpu.document")
-measure = importlib.import_module("attention_gpu.measure")
-numbers = importlib.import_module("attention_gpu.numbers")
-parts = importlib.import_module("attention_gpu.parts")
-script = importlib.import_module("gpu_attention")
+from .scripts import ROOT, load
+
+cases, checks, measure, parts, rows_of = load(
+    *(f"attention_gpu.{name}" for name in ("cases", "checks", "measure", "parts", "rows"))
+)
+(script,) = load("gpu_attention")
 
 CPU = torch.device("cpu")
 SHAPE = {"n": 8, "batch": 2, "heads": 4, "c": 16}
@@ -31,7 +23,7 @@ SHAPE = {"n": 8, "batch": 2, "heads": 4, "c": 16}
 
 def row(implementation: str, query: str, **entries):
     entries = {"part": "speed", "pass_": "forward", **SHAPE, **entries}
-    return numbers.make_row(implementation=implementation, query=query, **entries)
+    return rows_of.make_row(implementation=implementation, query=query, **entries)
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +34,7 @@ def quick_run(tmp_path_factory):
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
     arguments = [str(part) for pair in files.items() for part in pair]
     done = subprocess.run(
-        [sys.executable, str(SCRIPT), "--quick", "--device", "cpu", *arguments],
+        [sys.executable, script.__file__, "--quick", "--device", "cpu", *arguments],
         env=environment,
         capture_output=True,
         text=True,
@@ -54,7 +46,7 @@ def quick_run(tmp_path_factory):
 
 def test_every_part_has_rows_with_all_keys(quick_run):
     rows = quick_run[0]["rows"]
-    assert all(tuple(found) == numbers.KEYS for found in rows)
+    assert all(tuple(found) == rows_of.KEYS for found in rows)
     assert {found["part"] for found in rows} == {*script.PARTS, "compile"} - {"graphs"}
 
 
@@ -182,12 +174,24 @@ def test_full_sizes_are_refused_on_a_cpu():
 )
 def test_flops_count_causal_pairs(query, pass_, products):
     pairs = 2 * 4 * 36  # batch, heads, 1 + 2 + ... + 8
-    assert numbers.causal_flops(query, pass_, **SHAPE) == 2 * products * 16 * pairs
+    assert rows_of.causal_flops(query, pass_, **SHAPE) == 2 * products * 16 * pairs
 
 
 @pytest.mark.parametrize("query", ["hermite", None])
 def test_flops_of_other_implementations_are_not_counted(query):
-    assert numbers.causal_flops(query, "forward", **SHAPE) is None
+    assert rows_of.causal_flops(query, "forward", **SHAPE) is None
+
+
+def test_summary_compares_blocked_with_ours_for_each_query():
+    paths = {"part": "paths"}
+    rows = [
+        row("triton", "linear", **paths, ms=2.0),
+        row("blocked", "linear", **paths, ms=20.0),
+        row("triton", "hold", **paths, ms=4.0),
+        row("blocked", "hold", **paths, error="RuntimeError"),
+    ]
+    found = rows_of.summary(rows)["paths"]
+    assert found == {"linear C=16 forward": {"N=8": 10.0}, "hold C=16 forward": {"N=8": None}}
 
 
 def test_ratios_are_to_sdpa_of_the_same_shape_and_pass():
@@ -197,10 +201,10 @@ def test_ratios_are_to_sdpa_of_the_same_shape_and_pass():
         row("triton", "hold", ms=3.0, peak_mib=25.0, pass_="forward+backward"),
         row("triton", "hold", error="RuntimeError"),
     ]
-    numbers.complete(rows, 100.0)
+    rows_of.complete(rows, 100.0)
     assert [r["ratio_ms_sdpa"] for r in rows] == [1.0, 1.5, None, None]
     assert [r["ratio_mem_sdpa"] for r in rows] == [1.0, 2.5, None, None]
-    flops = numbers.causal_flops("hold", "forward", **SHAPE)
+    flops = rows_of.causal_flops("hold", "forward", **SHAPE)
     assert rows[1]["tflops_algorithm"] == pytest.approx(flops / 3e-3 / 1e12)
     assert rows[1]["fraction_of_peak"] == pytest.approx(flops / 3e-3 / 1e14)
     assert rows[1]["ns_per_token"] == pytest.approx(3e6 / 16)
@@ -211,7 +215,7 @@ def test_ratios_are_to_sdpa_of_the_same_shape_and_pass():
     [(0.1, 1.0, 50), (50.0, 1.0, 20), (150.0, 1.0, 10), (250.0, 1.0, 4), (9000.0, 1.0, 1)],
 )
 def test_long_calls_are_repeated_less(once_ms, seconds, wanted):
-    assert numbers.repetitions(once_ms, seconds) == wanted
+    assert rows_of.repetitions(once_ms, seconds) == wanted
 
 
 def test_summary_finds_where_contiformer_does_not_fit():
@@ -226,7 +230,7 @@ def test_summary_finds_where_contiformer_does_not_fit():
         row("triton", "hold", **conti | {"n": 512}, ms=2.0, peak_mib=4.0),
         row("contiformer_adjoint", "hermite", **conti | {"n": 512}, ms=30.0, peak_mib=40.0),
     ]
-    found = numbers.summary(rows)["contiformer"]["forward"]
+    found = rows_of.summary(rows)["contiformer"]["forward"]
     assert found["contiformer"] == {
         "first_n_alone": 1024,
         "N=512": {"ms": 50.0, "memory": 100.0},
@@ -234,7 +238,7 @@ def test_summary_finds_where_contiformer_does_not_fit():
         "peak_mib_at_failure": 999.0,
     }
     assert found["contiformer_adjoint"]["N=512"] == {"ms": 15.0, "memory": 10.0}
-    assert numbers.summary(rows)["failed"] == 1
+    assert rows_of.summary(rows)["failed"] == 1
 
 
 @pytest.mark.parametrize(
@@ -298,7 +302,7 @@ def test_inputs_are_irregular_and_in_range(query):
 
 def test_tables_leave_out_what_is_empty_or_shared():
     rows = [row("sdpa", "dot", ms=1.0), row("triton", "hold", ms=2.0, works=True)]
-    lines = document.part_table(rows)
+    lines = rows_of.part_table(rows)
     assert lines[0] == "pass forward; n 8; batch 2; heads 4; c 16"
     assert lines[2:] == [
         "| implementation | query | ms | works |",
@@ -309,7 +313,7 @@ def test_tables_leave_out_what_is_empty_or_shared():
 
 
 def test_files_hold_no_infinity(tmp_path):
-    made = document.Document({"command": "x"}, [row("triton", "hold", ms=float("nan"))])
+    made = rows_of.Document({"command": "x"}, [row("triton", "hold", ms=float("nan"))])
     made.save(tmp_path / "out.json", tmp_path / "out.md")
     (found,) = json.loads((tmp_path / "out.json").read_text())["rows"]
     assert found["ms"] is None
@@ -328,4 +332,4 @@ def test_kernels_are_listed_by_time():
 
 def test_rows_refuse_unknown_keys():
     with pytest.raises(ValueError, match="no key speed"):
-        numbers.make_row(speed=1.0)
+        rows_of.make_row(speed=1.0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import subprocess
 import sys
@@ -12,12 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from .scripts import load
+
 pytest.importorskip("pyarrow")
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "large_table.py"
-if not SCRIPT.exists():
-    pytest.skip("the benchmarks are not part of this distribution", allow_module_level=True)
-sys.path.insert(0, str(SCRIPT.parent))
-script = importlib.import_module("large_table")
+(script,) = load("large_table")
 
 needs_proc = pytest.mark.skipif(not Path("/proc/self/status").is_file(), reason="needs /proc")
 

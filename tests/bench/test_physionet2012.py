@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
 import shlex
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 from sklearn.metrics import roc_auc_score
 
-ROOT = Path(__file__).parents[2]
-SCRIPT = ROOT / "benchmarks" / "physionet2012.py"
-if not SCRIPT.exists():
-    pytest.skip("the benchmarks are not part of this distribution", allow_module_level=True)
-sys.path.insert(0, str(SCRIPT.parent))
-boosting = importlib.import_module("summary_boosting")
-jobs = importlib.import_module("command_line_jobs")
-script = importlib.import_module("physionet2012")
+from .scripts import ROOT, load
+
+boosting, script = load("summary_boosting", "physionet2012")
 
 from osciformer.cli import main as osciformer  # noqa: E402
 from osciformer.data import IrregularSeries  # noqa: E402
@@ -30,7 +22,7 @@ TINY = "--max-epochs 2 --dim 8 --num-layers 1 --num-heads 1"
 
 
 def row(model: str, seed: int, auroc: float, **entries):
-    scores = dict.fromkeys((*jobs.SCORES, "epochs", "wall_s", "cpu_s"), 1.0)
+    scores = dict.fromkeys((*script.SCORES, "epochs", "wall_s", "cpu_s"), 1.0)
     first = {"model": model, "seed": seed, "learning_rate": None, "validation_auroc": 0.5}
     return {**first, **scores, "auroc": auroc, **entries}
 
@@ -43,7 +35,7 @@ def run_here(self, command, log):
         else:
             status = boosting.main(command[2:])
     if status:
-        raise jobs.FailedJob(shlex.join(command))
+        raise script.FailedJob(shlex.join(command))
     return 2.0, 1.5
 
 
@@ -62,7 +54,7 @@ def toy(tmp_path_factory):
     arguments = ["--work", str(folder), *files, "--demo", "--models", "osciformer,boosting"]
     arguments += ["--seeds", "3", f"--fit-options={TINY}", "--max-trees", "4", "--commit", "abc"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(jobs.Workplace, "run", run_here)
+        patch.setattr(script.Workplace, "run", run_here)
         assert script.main(arguments) == 0
     return folder, arguments
 
@@ -95,7 +87,7 @@ def test_every_job_is_a_row_with_scores_and_commands(toy):
 def test_scores_are_those_of_evaluate_where_no_stay_is_missing(toy):
     folder, _ = toy
     neural = json.loads((folder / "out.json").read_text())["rows"][0]
-    for name in jobs.SCORES:
+    for name in script.SCORES:
         command = neural["evaluate"]["metrics"][name]["value"]
         assert neural[name] == pytest.approx(command, abs=1e-6), name
 
@@ -113,7 +105,7 @@ def test_finished_jobs_are_not_run_again(toy, monkeypatch):
     def refuse(*_, **__):
         raise AssertionError("a finished job was started again")
 
-    monkeypatch.setattr(jobs.Workplace, "run", refuse)
+    monkeypatch.setattr(script.Workplace, "run", refuse)
     assert script.main(arguments) == 0
     assert json.loads((folder / "out.json").read_text())["rows"] == before
 
@@ -129,7 +121,7 @@ def test_rows_of_other_code_or_settings_are_refused(toy, flag, message):
 
 def test_a_failed_job_leaves_the_others_and_is_reported(toy, capsys, monkeypatch):
     folder, arguments = toy
-    monkeypatch.setattr(jobs.Workplace, "run", run_here)
+    monkeypatch.setattr(script.Workplace, "run", run_here)
     status = script.main([*arguments, "--models=gru_d,boosting", "--fit-options=--dim none"])
     assert status == 1
     assert "failed: osciformer fit stays-train.parquet" in capsys.readouterr().err
@@ -139,7 +131,7 @@ def test_a_failed_job_leaves_the_others_and_is_reported(toy, capsys, monkeypatch
 
 def test_a_command_is_a_process_that_is_timed_and_logged(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
-    place = jobs.Workplace(tmp_path, script.DEMO, threads=1, commit=None)
+    place = script.Workplace(tmp_path, script.DEMO, threads=1, commit=None)
     log = tmp_path / "log.txt"
     wall, cpu = place.run(["osciformer", "--help"], log)
     assert 0.05 < cpu < wall + 60  # the wall time may be shorter on several cores
@@ -147,7 +139,7 @@ def test_a_command_is_a_process_that_is_timed_and_logged(tmp_path, monkeypatch):
     text = log.read_text()
     assert text.startswith("$ osciformer --help\n")
     assert "evaluate" in text
-    with pytest.raises(jobs.FailedJob, match=r"osciformer predict: status 2: .*; see .*log\.txt"):
+    with pytest.raises(script.FailedJob, match=r"osciformer predict: status 2: .*; see .*log\.txt"):
         place.run(["osciformer", "predict"], log)
 
 
@@ -157,21 +149,21 @@ def test_unknown_models_are_refused(tmp_path):
 
 
 def test_stays_without_rows_are_given_the_frequency():
-    truth = jobs.Truth(np.array([1, 2, 3, 4]), np.array([0, 1, 0, 1]), frequency=0.3)
+    truth = script.Truth(np.array([1, 2, 3, 4]), np.array([0, 1, 0, 1]), frequency=0.3)
     found = truth.score({1: 0.1, 2: 0.9, 4: 0.2})
     assert (found["series"], found["without_rows"]) == (4, 1)
     # Series 4 lies below series 3, which was given 0.3: one of four pairs is in the wrong order.
     assert found["auroc"] == pytest.approx(0.75)
     said = np.log([0.9, 0.9, 0.7, 0.2])
     assert found["log_loss"] == pytest.approx(-said.mean())
-    with pytest.raises(jobs.FailedJob, match=r"unknown ids: \[9\]"):
+    with pytest.raises(script.FailedJob, match=r"unknown ids: \[9\]"):
         truth.score({9: 0.5})
 
 
 def test_runs_are_compared_on_the_same_resampled_series():
     generator = np.random.default_rng(0)
     labels = np.arange(200) % 2
-    truth = jobs.Truth(np.arange(200), labels, frequency=0.5)
+    truth = script.Truth(np.arange(200), labels, frequency=0.5)
     good = 0.5 * labels + generator.random((3, 200))
     found = truth.compare(good, good[:1], rounds=50)
     each = [roc_auc_score(labels, chance) for chance in good]
@@ -179,7 +171,7 @@ def test_runs_are_compared_on_the_same_resampled_series():
     assert truth.compare(good, good, rounds=50) == {"difference": 0, "low": 0, "high": 0}
     worse = truth.compare(good, generator.random((2, 200)), rounds=50)
     assert 0 < worse["low"] < worse["difference"] < worse["high"]
-    assert np.isnan(jobs.mean_auroc(good, np.zeros(200)))
+    assert np.isnan(script.mean_auroc(good, np.zeros(200)))
 
 
 def test_the_learning_rate_is_chosen_on_validation_series_of_the_first_seed():

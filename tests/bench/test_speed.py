@@ -9,11 +9,18 @@ import pytest
 import torch
 
 from osciformer.bench.__main__ import main
-from osciformer.bench.error import error_rows, failures
-from osciformer.bench.inputs import LARGEST_ZETA, OMEGA_RANGE, SMALLEST_GAP, wide_inputs
-from osciformer.bench.memory import peak_mib
 from osciformer.bench.report import Report, make_row
-from osciformer.bench.speed import Setting, memory_row
+from osciformer.bench.speed import (
+    LARGEST_ZETA,
+    OMEGA_RANGE,
+    SMALLEST_GAP,
+    Setting,
+    error_rows,
+    failures,
+    memory_row,
+    peak_mib,
+    wide_inputs,
+)
 from osciformer.ops import _dispatch
 from osciformer.ops.attention import blocked
 
@@ -168,7 +175,7 @@ def test_no_speed_of_a_wrong_backend_is_reported(monkeypatch, capsys, change):
 
 
 def test_small_errors_pass_and_large_ones_are_named():
-    rows = error_rows("hold", backend="blocked", batch=2, lengths=(3,), device=CPU)
+    rows = error_rows("hold", "blocked", batch=2, lengths=(3,), device=CPU)
     assert failures(rows) == []
     rows[0]["error"] = 2e-10
     (line,) = failures(rows)
@@ -199,7 +206,7 @@ def test_memory_of_a_call_counts_what_it_holds_at_its_peak():
 
 
 def test_memory_row_measures_forward_and_backward():
-    setting = Setting(batch=1, heads=2, channels=4, dtype=torch.float32, device=CPU)
+    setting = Setting(batch=1, heads=2, c=4, dtype=torch.float32, device=CPU)
     row = memory_row("hold", 64, setting=setting)
     assert (row["case"], row["pass"], row["n"]) == ("memory", "fwdbwd", 64)
 

@@ -12,13 +12,12 @@ from pathlib import Path
 import pytest
 import torch
 
-FOLDER = Path(__file__).parents[2] / "benchmarks"
-if not FOLDER.exists():
-    pytest.skip("the benchmarks are not part of this distribution", allow_module_level=True)
-sys.path.insert(0, str(FOLDER))
-command = importlib.import_module("training_jobs.command")
-document = importlib.import_module("training_jobs.document")
-workers = importlib.import_module("osciformer.bench.workers")
+from osciformer.bench import workers
+from osciformer.bench.report import names_among
+
+from .scripts import load
+
+(shared,) = load("shared")
 
 # A module of its own, since a worker must be able to import what it does.
 TOY_WORK = """
@@ -84,17 +83,17 @@ def run(tmp_path: Path, monkeypatch, work, *arguments: str, settings=None) -> tu
         for job in jobs:
             yield job, work(job, settings)
 
-    monkeypatch.setattr(command, "run_jobs", one_by_one)
+    monkeypatch.setattr(shared, "run_jobs", one_by_one)
     files = ["--output", str(tmp_path / "out.json"), "--table", str(tmp_path / "out.md")]
-    options = command.make_parser("toy").parse_args([*files, *arguments])
-    status = command.run_benchmark(
-        "benchmarks/toy.py",
+    options = shared.make_parser("toy").parse_args([*files, *arguments])
+    status = shared.run_benchmark(
+        "toy.py",
         [*files, *arguments],
         options,
         [job_of(seed) for seed in range(3)],
         work,
         settings or {"estimator": {}},
-        lambda found: [document.spread([row["score"] for row in found.finished]), *found.origin()],
+        lambda found: [shared.spread([row["score"] for row in found.finished]), *found.origin()],
     )
     return (
         status,
@@ -138,7 +137,7 @@ def test_without_time_only_the_table_is_written(tmp_path, monkeypatch):
 
 
 def test_unfinished_jobs_show_in_the_exit_status(tmp_path, monkeypatch):
-    document.Document(tmp_path / "out.json", {"estimator": {}}).save()
+    shared.Document(tmp_path / "out.json", {"estimator": {}}).save()
     assert run(tmp_path, monkeypatch, None, "--minutes", "0")[0] == 3
 
 
@@ -150,9 +149,9 @@ def test_rows_of_other_settings_are_not_continued(tmp_path, monkeypatch):
 
 def test_rows_of_another_file_are_taken_unless_they_failed(tmp_path):
     paths = [tmp_path / name for name in ("mine.json", "theirs.json")]
-    mine, theirs = (document.Document(path, {"estimator": {}}) for path in paths)
+    mine, theirs = (shared.Document(path, {"estimator": {}}) for path in paths)
     for found, commit in ((mine, "a"), (theirs, "b")):
-        found.begin_run("python x", torch.device("cpu"), commit)
+        found.runs.append(shared.describe("x.py", [], commit=commit))
     mine.add(job_of(0), {"score": 1.0})
     mine.add(job_of(1), {"error": "no memory"})
     theirs.add(job_of(0), {"error": "no memory"})
@@ -165,7 +164,7 @@ def test_rows_of_another_file_are_taken_unless_they_failed(tmp_path):
 
 def test_an_estimator_trains_where_it_is_told_to_and_goes_on(tmp_path):
     settings = {"estimator": {"dim": 8}, "device": "cuda", "checkpoints": tmp_path}
-    chosen = command.estimator_settings("gru_d", {"task": "x", "seed": 3}, settings)
+    chosen = shared.estimator_settings("gru_d", {"task": "x", "seed": 3}, settings)
     assert chosen == {
         "dim": 8,
         "backbone": "gru_d",
@@ -177,8 +176,8 @@ def test_an_estimator_trains_where_it_is_told_to_and_goes_on(tmp_path):
 
 
 def test_unknown_names_are_refused_with_the_known_ones(capsys):
-    parser = command.make_parser("toy")
-    parser.add_argument("--tasks", type=command.names_among(("a", "b")))
+    parser = shared.make_parser("toy")
+    parser.add_argument("--tasks", type=names_among(("a", "b")))
     with pytest.raises(SystemExit):
         parser.parse_args(["--output", "x", "--tasks", "a,c"])
     assert "unknown: c; choose among a, b" in capsys.readouterr().err

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from .scripts import load
+
 for package in ("pyarrow", "pytorch_lightning"):
     pytest.importorskip(package)
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "training_throughput.py"
-if not SCRIPT.exists():
-    pytest.skip("the benchmarks are not part of this distribution", allow_module_level=True)
-sys.path.insert(0, str(SCRIPT.parent))
-script = importlib.import_module("training_throughput")
+(script,) = load("training_throughput")
 
 
 def test_ratios_are_taken_pair_by_pair() -> None:

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
-import torch
 
 from osciformer.data import IrregularSeries
 
-FOLDER = Path(__file__).parents[2] / "benchmarks"
-if not FOLDER.exists():
-    pytest.skip("the benchmarks are not part of this distribution", allow_module_level=True)
-sys.path.insert(0, str(FOLDER))
-document = importlib.import_module("training_jobs.document")
-script = importlib.import_module("uea_dropping")
+from .scripts import load
+
+shared, script = load("shared", "uea_dropping")
 
 
 def series_of(lengths: list[int], seed: int = 0) -> IrregularSeries:
@@ -58,8 +50,8 @@ def test_a_job_trains_on_what_is_left_and_scores_all_test_series(monkeypatch):
 
 
 def test_the_table_has_means_and_says_where_seeds_are_missing(tmp_path):
-    found = document.Document(tmp_path / "out.json", {"estimator": {}})
-    found.begin_run("python x", torch.device("cpu"), "abc")
+    found = shared.Document(tmp_path / "out.json", {"estimator": {}})
+    found.runs.append(shared.describe("x.py", [], commit="abc"))
     for seed, percentage, accuracy in ((0, 0, 0.9), (1, 0, 1.0), (0, 70, 0.5)):
         job = {
             "dataset": "BasicMotions",

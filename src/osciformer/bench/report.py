@@ -1,41 +1,31 @@
-"""The rows of a report, and the ways to write them."""
+"""What all benchmarks share: rows, tables, a record of the run, and types of arguments."""
 
 from __future__ import annotations
 
+import argparse
+import importlib.metadata
 import json
 import os
 import platform
+import shlex
 import sys
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import numpy
 import torch
 
 from osciformer import __version__
+from osciformer._files import write_json
 
+Row = dict[str, Any]
 #: Keys of a row, in order. Every row has all of them; what was not measured is None.
 KEYS = (
-    "case",
-    "backend",
-    "query",
-    "pass",
-    "n",
-    "batch",
-    "heads",
-    "c",
-    "j",
-    "dtype",
-    "device",
-    "ms",
-    "peak_mib",
-    "error",
-    "ratio_sdpa",
-    "ratio_reference",
+    *("case", "backend", "query", "pass", "n", "batch", "heads", "c", "j", "dtype", "device"),
+    *("ms", "peak_mib", "error", "ratio_sdpa", "ratio_reference"),
 )
-Row = dict[str, Any]
-
 _WIDTHS = {"case": 6, "backend": 9, "query": 12, "pass": 6, "dtype": 8, "device": 6}
 _FORMATS = {
     "ms": "{:.3f}",
@@ -46,7 +36,7 @@ _FORMATS = {
 }
 
 
-def make_row(**entries: Any) -> Row:
+def make_row(keys: Sequence[str] = KEYS, **entries: Any) -> Row:
     """Return a row with None for every key that is not given; `pass_` stands for "pass".
 
     Example:
@@ -54,46 +44,37 @@ def make_row(**entries: Any) -> Row:
         >>> row["pass"], row["n"], row["ms"]
         ('fwd', 16, None)
     """
-    entries["pass"] = entries.pop("pass_", None)
-    unknown = entries.keys() - set(KEYS)
+    if "pass_" in entries:
+        entries["pass"] = entries.pop("pass_")
+    unknown = entries.keys() - set(keys)
     if unknown:
-        raise ValueError(f"a row has no key {', '.join(sorted(unknown))}; it has {', '.join(KEYS)}")
-    return {key: entries.get(key) for key in KEYS}
+        raise ValueError(f"a row has no key {', '.join(sorted(unknown))}; it has {', '.join(keys)}")
+    return {key: entries.get(key) for key in keys}
 
 
 class Report:
-    """Rows, written as they come: as JSON, one object a line, or as a table.
+    """Rows, written to standard output as they come: as JSON, one object per line, or a table."""
 
-    Args:
-        is_json: Write JSON lines.
-        stream: Where to write; None is the standard output of the moment.
-    """
-
-    def __init__(self, *, is_json: bool, stream: TextIO | None = None) -> None:
+    def __init__(self, *, is_json: bool) -> None:
         self.rows: list[Row] = []
         self._is_json = is_json
-        self._stream = sys.stdout if stream is None else stream
 
     def add(self, rows: list[Row]) -> None:
         """Keep rows and write them."""
         for row in rows:
             if not self._is_json and not self.rows:
-                self._write("  ".join(key.rjust(_width(key)) for key in KEYS))
+                print("  ".join(key.rjust(_width(key)) for key in KEYS))
             self.rows.append(row)
-            self._write(json.dumps(row, allow_nan=False) if self._is_json else table_line(row))
-
-    def _write(self, line: str) -> None:
-        print(line, file=self._stream, flush=True)
+            line = json.dumps(row, allow_nan=False) if self._is_json else _table_line(row)
+            print(line, flush=True)
 
     def save(self, path: Path, meta: dict[str, Any]) -> None:
-        """Write the rows kept so far and what they were measured on to a JSON file."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        text = json.dumps({"meta": meta, "rows": self.rows}, indent=1, allow_nan=False)
-        path.write_text(text + "\n", encoding="utf-8")
+        """Write all rows and the record of the run to a JSON file."""
+        write_json(path, {"meta": meta, "rows": self.rows}, indent=1)
 
 
-def table_line(row: Row) -> str:
-    """Return one line of the table, a dash for what was not measured."""
+def _table_line(row: Row) -> str:
+    """Return one line of the table, with a dash for None."""
     cells = []
     for key, entry in row.items():
         text = "-" if entry is None else _FORMATS.get(key, "{}").format(entry)
@@ -105,13 +86,16 @@ def _width(key: str) -> int:
     return max(len(key), _WIDTHS.get(key, 8 if key in _FORMATS else 5))
 
 
-def describe_run(command: str, device: torch.device) -> dict[str, Any]:
-    """Return what a reader needs to judge or repeat a measurement.
+def markdown_table(columns: Sequence[str], body: Iterable[Sequence[str]]) -> list[str]:
+    """Return the lines of a Markdown table."""
+    lines = [columns, ["---"] * len(columns), *body]
+    return ["| " + " | ".join(line) + " |" for line in lines]
 
-    Args:
-        command: The command line.
-        device: Where the measurement ran.
-    """
+
+def describe_run(
+    command: str, device: torch.device, *, packages: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Return what a reader needs to judge or repeat a measurement; None for absent packages."""
     meta = {
         "command": command,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -127,11 +111,16 @@ def describe_run(command: str, device: torch.device) -> dict[str, Any]:
     if device.type == "cuda":
         meta["gpu"] = torch.cuda.get_device_name(device)
         meta["cuda"] = torch.version.cuda
+    for package in packages:
+        try:
+            meta[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            meta[package] = None
     return meta
 
 
 def cpu_model() -> str:
-    """Return the name of the processor, or of its architecture where the system does not say."""
+    """Return the name of the processor, or of its architecture if the system does not say."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as lines:
             for line in lines:
@@ -142,6 +131,52 @@ def cpu_model() -> str:
     return platform.processor() or platform.machine()
 
 
+def shown_command(*program: str, arguments: Sequence[str]) -> str:
+    """Return a command line in which file names stand for absolute paths.
+
+    Example:
+        >>> shown_command("osciformer", "bench", arguments=["-o", "/home/me/cells", "--jobs=2"])
+        'osciformer bench -o cells --jobs=2'
+    """
+    shown = []
+    for argument in arguments:
+        flag, equals, path = argument.rpartition("=")
+        shown.append(flag + equals + (Path(path).name if os.path.isabs(path) else path))
+    return shlex.join([*program, *shown])
+
+
 def progress(message: str) -> None:
-    """Tell the reader of the terminal, apart from the report, what is going on."""
+    """Print a message to standard error, apart from the report."""
     print(message, file=sys.stderr, flush=True)
+
+
+def positive(text: str) -> int:
+    """Parse an integer of at least 1."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {number}")
+    return number
+
+
+def tuple_of(parse: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
+    """Return a parser of values with commas between them."""
+
+    def values(text: str) -> tuple[Any, ...]:
+        return tuple(parse(part) for part in text.split(","))
+
+    return values
+
+
+def names_among(allowed: Iterable[str]) -> Callable[[str], list[str]]:
+    """Return a parser of names with commas between them, which refuses unknown ones."""
+
+    def parse(text: str) -> list[str]:
+        names = text.split(",")
+        unknown = [name for name in names if name not in allowed]
+        if unknown:
+            raise argparse.ArgumentTypeError(
+                f"unknown: {', '.join(unknown)}; choose among {', '.join(allowed)}"
+            )
+        return names
+
+    return parse

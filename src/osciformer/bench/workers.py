@@ -15,8 +15,9 @@ from typing import Any
 
 import torch
 
+from osciformer.bench.report import Row
+
 Job = dict[str, Any]
-Row = dict[str, Any]
 # A function at the top of a module, so that another process finds it: job and settings to a row.
 Work = Callable[[Job, dict[str, Any]], Row]
 
@@ -37,22 +38,14 @@ def run_jobs(
     deadline: float,
     is_ready: Callable[[Job], bool] = lambda job: True,
 ) -> Iterator[tuple[Job, Row]]:
-    """Yield each job with its row as it is finished, until the deadline.
+    """Yield each job with its row as it is finished, until the deadline of `time.monotonic`.
 
-    A job that raises, or whose process dies, has a row with an `error`, and the others go on. What
-    runs at the deadline is stopped and yields nothing.
-
-    Args:
-        jobs: The jobs, which begin in this order, but for those that are not ready.
-        work: What does one of them.
-        settings: Given to all of them.
-        num_workers: Number of processes.
-        deadline: Reading of `time.monotonic` after which nothing runs any more.
-        is_ready: Whether a job can begin; asked again whenever another one is finished. What is not
-            ready when nothing else is left begins all the same.
+    A job that raises, or whose process dies, has a row with an `error`, and the others go on. Jobs
+    that run at the deadline are stopped and yield nothing. Jobs begin in their order, except those
+    that are not ready, which is asked again whenever another one is finished. If no job is ready
+    and none is running, the first one begins.
     """
     waiting = list(jobs)
-
     workers: dict[Connection, _Worker] = {}
     idle: list[_Worker] = []
 
@@ -124,7 +117,7 @@ class _Worker:
 
 def _serve(connection: Connection, work: Work, settings: dict[str, Any]) -> None:
     threading.Thread(target=_follow_parent, daemon=True).start()
-    # Ctrl-C reaches all processes of a terminal; what it means, the parent decides.
+    # Ctrl-C reaches all processes of a terminal; the parent decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
     while True:
@@ -140,7 +133,7 @@ def _serve(connection: Connection, work: Work, settings: dict[str, Any]) -> None
 
 
 def _follow_parent() -> None:
-    """End with the parent, even where that was killed and could stop nobody."""
+    """End with the parent, even if that was killed and could stop nobody."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()

@@ -1,78 +1,137 @@
-"""Trivial and classical models of the benchmark of events; dev alone decides their settings."""
+"""Models of the benchmark of events: one table; the dev part alone decides their settings."""
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import math
+import shutil
+import signal
+import statistics
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, get_args
 
+import torch
+
+from osciformer._text import did_you_mean
 from osciformer.bench.events.datasets import EventTask
+from osciformer.bench.speed import milliseconds
 from osciformer.events import EventProcess, EventSequences, PoissonProcess, log_likelihood
 from osciformer.events.classical.renewal import MarkRule
 from osciformer.events.classical.selection import NUM_BINS, choose_hawkes, choose_renewal
+from osciformer.events.neural import BlendedEventProcess, EventModelConfig, make_event_model
+from osciformer.events.neural.baselines import BASELINE_MODELS
+from osciformer.events.neural.blended import companions_of
+from osciformer.events.neural.config import EncoderName, HeadName
 
-Kind = Literal["truth", "trivial", "classical", "neural"]
+# What is tried of each network, in this order.
+_CHOICES = ("learning_rate", "dropout", "dim")
+# Fewest and most epochs.
+_EPOCHS = (10, 200)
+# Steps that are timed (most, and how many at least), those before them, and seconds after which the
+# least number is enough.
+_TIMED, _TIMED_AT_LEAST, _WARM_UP, _LONG = 20, 5, 3, 5.0
 
 
 @dataclass(frozen=True)
-class FitRequest:
-    """What a model may use: no test data are among it.
+class TrainingSettings:
+    """How neural models are trained, all of them alike; the command line says what None means.
 
-    Attributes:
-        task: The data set.
-        train: What to fit to.
-        dev: What decides settings and when to stop.
-        seed: Of all randomness.
-        settings: Of training, `neural.TrainingSettings`; None for the defaults.
-        learning_rates: To try in place of those of the settings.
+    Each learning rate is tried with each dropout and width, and the best on dev is kept. A training
+    stops after `cell_minutes` with its best epoch so far. `checkpoints` is a folder from which a
+    training that was killed is continued.
     """
+
+    learning_rates: tuple[float, ...] = (3e-3, 1e-3)
+    dropouts: tuple[float, ...] = (0.1,)
+    dims: tuple[int, ...] | None = None
+    num_layers: int | None = None
+    steps: int = 2000
+    max_epochs: int | None = None
+    patience: int | None = None
+    batch_size: int | None = None
+    weight_decay: float = 0.1
+    device: str = "cpu"
+    cell_minutes: float | None = None
+    checkpoints: str | None = None
+
+    def length(self, num_sequences: int) -> dict[str, Any]:
+        """Return batch size, epochs and patience for a number of training sequences.
+
+        Example:
+            >>> TrainingSettings().length(2828)
+            {'batch_size': 64, 'max_epochs': 45, 'patience': 10}
+        """
+        batch_size = self.batch_size or min(64, max(8, num_sequences // 8))
+        of_epoch = math.ceil(num_sequences / batch_size)
+        epochs = min(max(math.ceil(self.steps / of_epoch), _EPOCHS[0]), _EPOCHS[1])
+        epochs = self.max_epochs or epochs
+        patience = self.patience or max(10, epochs // 5)
+        return {"batch_size": batch_size, "max_epochs": epochs, "patience": patience}
+
+    def model_options(self, encoder: str) -> dict[str, Any]:
+        """Return the sizes of an encoder's publication, or given blocks, and what makes it fast.
+
+        Example:
+            >>> TrainingSettings(device="cuda").model_options("contiformer")
+            {'dim': 32, 'num_layers': 1, 'num_heads': 4, 'encoder_options': {'fuse': True}}
+        """
+        own = BASELINE_MODELS.get(encoder, {})
+        names = ("dim", "num_layers", "num_heads")
+        found = {name: own.get(name, getattr(EventModelConfig, name)) for name in names}
+        if self.num_layers is not None:
+            found["num_layers"] = self.num_layers
+        # Fused, it differs by rounding alone.
+        is_fused = encoder == "contiformer" and self.device.startswith("cuda")
+        return found | {"encoder_options": {"fuse": True} if is_fused else {}}
+
+
+class FitRequest(NamedTuple):
+    """What a model may use; test data are not among it."""
 
     task: EventTask
     train: EventSequences
     dev: EventSequences
     seed: int
-    settings: Any = None
-    learning_rates: tuple[float, ...] | None = None
+    settings: TrainingSettings = TrainingSettings()
 
 
-@dataclass(frozen=True)
-class Fitted:
-    """A fitted model.
-
-    Attributes:
-        process: It.
-        dev_ll: Log-likelihood of the dev part, nats per event.
-        parameters: Number of free parameters.
-        chosen: Settings that the dev part decided.
-        training: Further entries of the cell: epochs, seconds and the like.
-    """
+class Fitted(NamedTuple):
+    """A process, its dev likelihood per event, its size, what dev chose, and further entries."""
 
     process: EventProcess
     dev_ll: float
     parameters: int
-    chosen: Mapping[str, Any] = field(default_factory=dict)
-    training: Mapping[str, Any] = field(default_factory=dict)
+    chosen: Mapping[str, Any] = {}
+    training: Mapping[str, Any] = {}
+
+
+class Network(NamedTuple):
+    """Encoder, head and companions of a neural row, as of `OsciFormerEventPredictor`."""
+
+    encoder: str
+    head: str
+    blend_with: str | None = None
 
 
 @dataclass(frozen=True)
 class BenchModel:
     """A row of the table.
 
-    Attributes:
-        name: On the command line.
-        title: In the table.
-        kind: What it is.
-        fit: Makes it.
-        is_about_types: Whether it differs from another row only by its types, and so makes sense
-            where there are several.
+    `is_about_types` says that it differs from another row by its types alone, and so makes sense
+    only if there are several.
     """
 
     name: str
     title: str
-    kind: Kind
+    kind: Literal["truth", "trivial", "classical", "neural"]
     fit: Callable[[FitRequest], Fitted]
     is_about_types: bool = False
+    network: Network | None = None
 
     @property
     def is_random(self) -> bool:
@@ -95,25 +154,15 @@ def fit_poisson(request: FitRequest) -> Fitted:
     return Fitted(process, found, parameters=process.num_types)
 
 
-def fit_renewal(request: FitRequest, marks: MarkRule, num_bins: tuple[int, ...]) -> Fitted:
-    """Return a density of gaps and types by the last one; bins and smoothing are chosen.
-
-    Args:
-        request: What to fit to.
-        marks: How types follow each other.
-        num_bins: Numbers of bins to choose among.
-    """
+def fit_renewal(request: FitRequest, *, marks: MarkRule, num_bins: tuple[int, ...]) -> Fitted:
+    """Return a density of gaps and types by the last one; bins and smoothing are chosen."""
+    width = request.task.min_width
     best = choose_renewal(
-        request.train,
-        request.dev,
-        marks=marks,
-        num_bins=num_bins,
-        min_width=request.task.min_width,
+        request.train, request.dev, marks=marks, num_bins=num_bins, min_width=width
     )
     types, bins = best.process.num_types, len(best.process.gaps.mass)
-    of_marks = types * (types - 1) if marks == "markov" else types
-    parameters = bins + 1 + of_marks
-    return Fitted(best.process, best.likelihood, parameters=parameters, chosen=best.settings)
+    parameters = bins + 1 + (types * (types - 1) if marks == "markov" else types)
+    return Fitted(best.process, best.likelihood, parameters, best.settings)
 
 
 def fit_classical_hawkes(request: FitRequest) -> Fitted:
@@ -122,37 +171,202 @@ def fit_classical_hawkes(request: FitRequest) -> Fitted:
     best = choose_hawkes(request.train, request.dev)
     training = {"fit_seconds": round(time.perf_counter() - began, 2)}
     tensors = (best.process.base, best.process.branching, best.process.decay)
-    return Fitted(
-        best.process,
-        best.likelihood,
-        parameters=sum(item.numel() for item in tensors),
-        chosen=best.settings,
-        training=training,
+    size = sum(item.numel() for item in tensors)
+    return Fitted(best.process, best.likelihood, size, best.settings, training)
+
+
+def fit_neural(request: FitRequest, *, network: Network) -> Fitted:
+    """Return the network with the best dev likelihood over learning rates, dropouts and widths."""
+    settings = request.settings
+    dims = settings.dims or (settings.model_options(network.encoder)["dim"],)
+    choices = list(itertools.product(settings.learning_rates, settings.dropouts, dims))
+    best, process = -1, None
+    trials: list[dict[str, Any]] = []
+    began = time.monotonic()
+    for number, choice in enumerate(choices):
+        limit = None
+        if settings.cell_minutes is not None:
+            left = 60 * settings.cell_minutes - (time.monotonic() - began)
+            # The time that a trial leaves over is for those that follow.
+            limit = max(1.0, left / (len(choices) - number))
+        model, trial = _train(request, network, choice, limit)
+        trials.append(trial)
+        if math.isfinite(trial["dev"]) and (best < 0 or trial["dev"] > trials[best]["dev"]):
+            best, process = number, model
+    if process is None:
+        raise RuntimeError("no epoch was finished with a finite dev likelihood")
+    kept = dict(trials[best])
+    chosen, dev_ll = {name: kept.pop(name) for name in _CHOICES}, kept.pop("dev")
+    kept["fit_seconds"] = round(sum(trial["fit_seconds"] for trial in trials), 2)
+    kept |= {"trials": trials, **settings.length(len(request.train))}
+    size = sum(p.numel() for p in process.parameters())
+    return Fitted(process.to(settings.device), dev_ll, size, chosen, kept)
+
+
+def _train(
+    request: FitRequest, network: Network, choice: tuple[float, float, int], limit: float | None
+) -> tuple[Any, dict[str, Any]]:
+    """Return a network, and the entries of its trial; `dev` is NaN if no epoch was finished."""
+    from osciformer.estimators import OsciFormerEventPredictor
+
+    settings = request.settings
+    rate, dropout, dim = choice
+    folder = None
+    if settings.checkpoints is not None:
+        name = "-".join(part for part in network if part is not None)
+        key = f"{request.task.name}-{name}-{request.seed}-{rate:g}-{dropout:g}-{dim}"
+        folder = Path(settings.checkpoints) / key
+    estimator = OsciFormerEventPredictor(
+        **network._asdict(),
+        **settings.model_options(network.encoder) | {"dim": dim},
+        dropout=dropout,
+        learning_rate=rate,
+        weight_decay=settings.weight_decay,
+        random_state=request.seed,
+        accelerator="gpu" if settings.device.startswith("cuda") else "cpu",
+        run_dir=folder,
+        resume=folder is not None,
+        **settings.length(len(request.train)),
     )
+    with interrupted_after(limit) as interruptions:
+        try:
+            estimator.fit(request.train, validation_data=request.dev)
+        except KeyboardInterrupt:
+            if not (interruptions and hasattr(estimator, "model_")):
+                raise
+    model: Any = estimator.model_
+    names = companions_of(network.blend_with, request.train.num_types)
+    if names and not isinstance(model, BlendedEventProcess):
+        # The limit is one of training; a network that it cuts short is blended like the rest.
+        model = BlendedEventProcess.fit(model, names, request.train, request.dev)
+    if folder is not None:
+        shutil.rmtree(folder, ignore_errors=True)
+    history, best = estimator.history_, estimator.best_epoch_
+    seconds = [epoch["seconds"] for epoch in history]
+    has_best = 0 <= best < len(history)
+    return model, {
+        **dict(zip(_CHOICES, choice, strict=True)),
+        "dev": float(history[best]["val_log_likelihood"]) if has_best else math.nan,
+        "epochs": estimator.n_iter_,
+        "best_epoch": best,
+        "hit_time_limit": bool(interruptions),
+        "epoch_seconds": statistics.median(seconds) if seconds else None,
+        "fit_seconds": round(sum(seconds), 2),
+    }
 
 
-CLASSICAL = (
-    BenchModel("truth", "the process itself", "truth", fit_truth),
-    BenchModel("poisson", "Poisson", "trivial", fit_poisson),
-    BenchModel(
-        "poisson_markov",
-        "Poisson x Markov",
-        "trivial",
-        lambda request: fit_renewal(request, "markov", NUM_BINS[:1]),
-        is_about_types=True,
-    ),
-    BenchModel(
-        "renewal_markov",
-        "renewal x Markov",
-        "trivial",
-        lambda request: fit_renewal(request, "markov", NUM_BINS),
-    ),
-    BenchModel(
-        "renewal_repeat",
-        "renewal x repeat-last",
-        "trivial",
-        lambda request: fit_renewal(request, "repeat", NUM_BINS),
-        is_about_types=True,
-    ),
-    BenchModel("hawkes", "Hawkes, fitted", "classical", fit_classical_hawkes),
-)
+@contextlib.contextmanager
+def interrupted_after(seconds: float | None) -> Iterator[list[str]]:
+    """Raise KeyboardInterrupt in the block after some seconds, and then fill the list it gives.
+
+    None is no limit. A limit needs the main thread, as signals do.
+    """
+    interruptions: list[str] = []
+
+    def interrupt(*_: object) -> None:
+        interruptions.append("time limit")
+        raise KeyboardInterrupt
+
+    if seconds is None:
+        yield interruptions
+        return
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield interruptions
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def seconds_per_epoch(
+    network: Network, train: EventSequences, settings: TrainingSettings
+) -> dict[str, float]:
+    """Return the time of a training epoch, its steps, and how many of them were timed.
+
+    A step is forward, backward and optimiser; batches are prepared before. The time is the median
+    of 5 to 20 steps, after 3 that do not count, times the number of steps.
+    """
+    config = EventModelConfig(
+        num_types=train.num_types,
+        dropout=settings.dropouts[0],
+        encoder=network.encoder,  # type: ignore[arg-type]
+        head=network.head,  # type: ignore[arg-type]
+        **settings.model_options(network.encoder),
+    )
+    torch.manual_seed(0)
+    device = torch.device(settings.device)
+    model = make_event_model(config).fit_times(train).to(device).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    batch_size = settings.length(len(train))["batch_size"]
+    steps = math.ceil(len(train) / batch_size)
+    batches = [batch.to(device) for batch in train.batches(batch_size, shuffle=True)]
+
+    def step(batch: Any) -> None:
+        optimizer.zero_grad()
+        model(batch).loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+
+    times: list[float] = []
+    for number in range(_WARM_UP + min(_TIMED, max(_TIMED_AT_LEAST, steps))):
+        if len(times) >= _WARM_UP + _TIMED_AT_LEAST and sum(times) > _LONG:
+            break
+        times.append(milliseconds(partial(step, batches[number % len(batches)]), device) / 1e3)
+    timed = times[_WARM_UP:]
+    return {"seconds": statistics.median(timed) * steps, "steps": steps, "timed": len(timed)}
+
+
+def _neural(name: str, title: str, *parts: str) -> BenchModel:
+    network = Network(*parts)
+    return BenchModel(name, title, "neural", partial(fit_neural, network=network), network=network)
+
+
+_POISSON_MARKOV = partial(fit_renewal, marks="markov", num_bins=NUM_BINS[:1])
+_MARKOV = partial(fit_renewal, marks="markov", num_bins=NUM_BINS)
+_REPEAT = partial(fit_renewal, marks="repeat", num_bins=NUM_BINS)
+#: All models in the order of the table.
+MODELS = {
+    model.name: model
+    for model in (
+        BenchModel("truth", "the process itself", "truth", fit_truth),
+        BenchModel("poisson", "Poisson", "trivial", fit_poisson),
+        BenchModel("poisson_markov", "Poisson x Markov", "trivial", _POISSON_MARKOV, True),
+        BenchModel("renewal_markov", "renewal x Markov", "trivial", _MARKOV),
+        BenchModel("renewal_repeat", "renewal x repeat-last", "trivial", _REPEAT, True),
+        BenchModel("hawkes", "Hawkes, fitted", "classical", fit_classical_hawkes),
+        _neural("osciformer", "OsciFormer, mixture", "osciformer", "mixture"),
+        _neural("osciformer_blend", "OsciFormer, blended", "osciformer", "mixture", "auto"),
+        _neural("osciformer_softplus", "OsciFormer, softplus", "osciformer", "softplus"),
+        _neural("osciformer_decay", "OsciFormer, decay", "osciformer", "decay"),
+        _neural("rmtpp", "RMTPP", "rmtpp", "exponential"),
+        _neural("rmtpp_blend", "RMTPP, blended", "rmtpp", "exponential", "auto"),
+        _neural("rmtpp_mixture", "RMTPP's encoder, mixture", "rmtpp", "mixture"),
+        _neural("neural_hawkes", "Neural Hawkes", "neural_hawkes", "softplus"),
+        _neural("transformer_hawkes", "Transformer Hawkes", "transformer_hawkes", "decay"),
+        _neural("ode_rnn", "ODE-RNN", "ode_rnn", "softplus"),
+        _neural("mtan", "mTAN", "mtan", "softplus"),
+        _neural("contiformer", "ContiFormer", "contiformer", "softplus"),
+    )
+}
+
+
+def find_model(name: str) -> BenchModel:
+    """Return a model by its name; `encoder+head` for a pair that has no row of its own.
+
+    Example:
+        >>> find_model("osciformer+decay").title
+        'osciformer+decay'
+    """
+    if name in MODELS:
+        return MODELS[name]
+    encoder, _, head = name.partition("+")
+    encoders, heads = get_args(EncoderName), get_args(HeadName)
+    if encoder not in encoders or head not in heads:
+        near = did_you_mean(name, MODELS)
+        raise ValueError(
+            f"there is no model {name!r}; {near + ' ' if near else ''}known are "
+            f"{', '.join(MODELS)}, and ENCODER+HEAD of the encoders {', '.join(encoders)} and the "
+            f"heads {', '.join(heads)}"
+        )
+    return _neural(name, name, encoder, head)

@@ -1,224 +1,258 @@
-"""The tables of the benchmark of events, as Markdown and JSON."""
+"""The report of the benchmark of events, as Markdown and JSON: means, spreads, differences."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from pathlib import Path
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from importlib.resources import files
 from typing import Any
 
-from osciformer.bench.events.cells import MODELS, find_model
+from osciformer._optional import need
 from osciformer.bench.events.datasets import TASKS
-from osciformer.bench.events.summary import (
-    CHOSEN_HEAD,
-    REFERENCE,
-    SCORES,
-    Difference,
-    Row,
-    best_of,
-    by_model,
-    differences,
-    good_rows,
-    is_constant,
-    kind_of,
-    spread_of,
-    title_of,
-)
+from osciformer.bench.events.models import MODELS, BenchModel, find_model
+from osciformer.bench.report import Row, markdown_table
 
-_FITTED = ("trivial", "classical", "neural")
-_HEADINGS = {
-    "ll_micro": "LL",
-    "ll_macro": "LL macro",
-    "accuracy": "accuracy",
-    "accuracy_at_time": "at its time",
-    "time_rmse": "RMSE",
-    "time_mae": "MAE",
+#: Scores of a cell, and whether more is better, and their headings.
+SCORES = {
+    "ll_micro": (True, "LL"),
+    "ll_macro": (True, "LL macro"),
+    "accuracy": (True, "accuracy"),
+    "accuracy_at_time": (True, "at its time"),
+    "time_rmse": (False, "RMSE"),
+    "time_mae": (False, "MAE"),
 }
-PROTOCOL = """\
-Each event after the first is predicted from those before it. **LL** is the log-likelihood in nats
-per scored event (micro average) in the stated unit of time, without a term after the last event;
-**LL macro** is that of the ContiFormer protocol, of each sequence divided by all its events, then
-the mean. **Accuracy** is that of the likeliest type whenever the event would come, **at its
-time** when the time is known. **RMSE** is of the expected gap (gaps beyond the longest training
-gap count as that), **MAE** of the median gap. Mean ± standard deviation over folds or seeds.
-Settings and epochs are chosen by the LL of the dev part alone, and the test part is scored once.
-All neural models have the same epochs, patience, batches and learning rates to choose from, and
-the width 64 (ContiFormer 32) or one of those named below. **Blended** is a network
-and the classical processes of `blend_with="auto"` as one, by weights that the dev part decides.
+_NUMBERS = (*SCORES, "ll_error", "dev_ll", "epochs", "parameters", "hit_time_limit")
+# Further columns of a table.
+_COLUMNS = {"dev_ll": "{:.3f}", "seconds": "{:.2g}", "epochs": "{:,.0f}", "parameters": "{:,.0f}"}
+REFERENCE = "osciformer"
+#: A row made of others: at each repeat, the head of OsciFormer with the best dev likelihood.
+CHOSEN_HEAD = "osciformer_chosen"
+_HEADS = ("osciformer", "osciformer_softplus", "osciformer_decay")
+_FITTED = ("trivial", "classical", "neural")
+# 97.5 % quantiles of Student's t by degrees of freedom, for the few repeats there are.
+_STUDENT = (math.nan, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+# What the scores mean; then, by data set, its source, unit, what was cut, and the grid of times.
+_PAGE = (files("osciformer.bench.events") / "protocol.md").read_text(encoding="utf-8")
+PROTOCOL, *_SECTIONS = _PAGE.strip().split("\n\n## ")
+NOTES = {name: " ".join(note.split()) for name, _, note in (s.partition("\n") for s in _SECTIONS)}
 
-Bold: the best neural model. \\*: the best of all fitted models; both of those with all runs.
-**Δ LL** is how much better OsciFormer with the mixture head is, paired over folds or seeds, ± its
-standard error; ≈ where 0 lies within the 95 % interval of Student's t, which knows folds or seeds
-and not the size of the test part. Models without randomness have one run where only seeds differ. A
-row "head by dev" takes, at each repeat, the head of OsciFormer with the best dev LL; the dev LL of
-a blended row is that of its network alone. In brackets: how many runs have the score, where that
-is fewer than of others; some were scored by their likelihood alone. Seconds of an epoch are those
-of training alone, one model at a time (`--speed`); a dash where that was not measured."""
+
+@dataclass(frozen=True)
+class Difference:
+    """Mean advantage of the reference over another model, its standard error, and the repeats."""
+
+    mean: float
+    error: float | None
+    count: int
+
+    @property
+    def is_within_spread(self) -> bool:
+        """Whether zero lies within the 95 % interval of Student's t, or there is one repeat."""
+        if self.error is None:
+            return True
+        return abs(self.mean) <= _STUDENT[min(self.count, len(_STUDENT)) - 1] * self.error
+
+    def __format__(self, spec: str) -> str:
+        error = "" if self.error is None else f" ± {self.error:.3f}"
+        return f"{self.mean:+.3f}{error}{' ≈' if error and self.is_within_spread else ''}"
+
+
+def good_cells(rows: Sequence[Row]) -> Any:
+    """Return a data frame of the cells that did not fail, and of those with the chosen head."""
+    pd = need("pandas", extra="data")
+    names = ["dataset", "model", "repeat", "data", *_NUMBERS]
+    kept = [[row.get(name) for name in names] for row in rows if row["error"] is None]
+    cells = pd.DataFrame(kept, columns=names).astype(dict.fromkeys(_NUMBERS, float))
+    heads = cells[cells["model"].isin(_HEADS)]
+    groups = heads.groupby(["dataset", "repeat"])
+    # One head alone is no choice.
+    heads = heads[groups["model"].transform("size") == len(_HEADS)]
+    best = heads.groupby(["dataset", "repeat"], sort=False)["dev_ll"].idxmax()
+    return pd.concat([cells, cells.loc[best].assign(model=CHOSEN_HEAD)], ignore_index=True)
+
+
+def spreads(cells: Any, key: str) -> Any:
+    """Return mean, standard deviation (n - 1) and count of a score for each model."""
+    return cells.groupby("model", sort=False)[key].agg(mean="mean", sd="std", count="count")
+
+
+def differences(cells: Any, reference: str = REFERENCE) -> dict[str, Difference]:
+    """Return how much better the LL of a reference is than that of each other model, paired."""
+    wide = cells.pivot(index="repeat", columns="model", values="ll_micro")
+    found = {}
+    for name in wide.columns.drop(reference) if reference in wide else ():
+        other = wide[name]
+        if _is_constant(name, cells):
+            other = other.dropna().iloc[0]
+        apart = (wide[reference] - other).dropna()
+        if len(apart):
+            error = float(apart.sem()) if len(apart) > 1 else None
+            found[name] = Difference(float(apart.mean()), error, len(apart))
+    return found
+
+
+def best_of(cells: Any, key: str, kinds: Sequence[str]) -> str | None:
+    """Return the model with the best mean of a score among some kinds, or None.
+
+    Models of which fewer runs have the score are left out, unless their runs would all be alike.
+    """
+    found = spreads(cells, key)
+    most = cells.groupby("model").size().max()
+    is_in = [
+        count > 0 and _row(name).kind in kinds and (count == most or _is_constant(name, cells))
+        for name, count in found["count"].items()
+    ]
+    means = found["mean"][is_in]
+    if means.empty:
+        return None
+    return str(means.idxmax() if SCORES[key][0] else means.idxmin())
+
+
+def _row(name: str) -> BenchModel:
+    """Return what is known about a row of the tables."""
+    if name == CHOSEN_HEAD:
+        return replace(MODELS[REFERENCE], title="OsciFormer, head by dev")
+    return find_model(name)
+
+
+def _is_constant(name: str, cells: Any) -> bool:
+    """Return whether all repeats of a model would be alike, so that there is one."""
+    return TASKS[cells["dataset"].iloc[0]].repeat == "seed" and not _row(name).is_random
+
+
+def _in_order(names: Iterable[str]) -> list[str]:
+    """Return models in the order of the table, others behind."""
+    order = list(MODELS)
+    order.insert(order.index(_HEADS[-1]) + 1, CHOSEN_HEAD)
+    return sorted(names, key=lambda name: order.index(name) if name in order else len(order))
 
 
 def markdown(rows: Sequence[Row], speeds: Sequence[Row], command: str) -> str:
-    """Return the page: protocol, an overview, a table for each data set, and what failed.
-
-    Args:
-        rows: Contents of all cells.
-        speeds: Times of epochs.
-        command: That writes this page.
-    """
-    good = good_rows(rows)
-    datasets = [name for name in TASKS if any(row["dataset"] == name for row in good)]
+    """Return the page: protocol, an overview, a table for each data set, and what failed."""
+    cells = good_cells(rows)
+    by_dataset = dict(iter(cells.groupby("dataset")))
+    by_dataset = {name: by_dataset[name] for name in TASKS if name in by_dataset}
     lines = ["# Event prediction", "", PROTOCOL, ""]
-    if datasets:
-        lines += ["## Overview: LL in nats per event", "", *_overview(good, datasets, "ll_micro")]
-        lines += ["", *_verdicts(good, datasets)]
-        lines += ["", "## Overview: accuracy", "", *_overview(good, datasets, "accuracy")]
-    for dataset in datasets:
-        lines += ["", f"## {TASKS[dataset].title}", "", *_notes(good, dataset), ""]
-        lines += _table(good, speeds, dataset)
+    if by_dataset:
+        lines += ["## Overview: LL in nats per event", "", *_overview(by_dataset, "ll_micro")]
+        lines += ["", *_verdicts(by_dataset)]
+        lines += ["", "## Overview: accuracy", "", *_overview(by_dataset, "accuracy")]
+    for dataset, found in by_dataset.items():
+        lines += ["", f"## {TASKS[dataset].title}", "", _notes(found), ""]
+        timed = [speed for speed in speeds if speed["dataset"] == dataset]
+        lines += _table(found, {speed["model"]: speed["seconds"] for speed in timed})
     lines += ["", "## How it was run", "", *_origins(rows, speeds)]
     lines += ["", "```text", command, "```"]
     return "\n".join(lines) + "\n"
 
 
-def _names(cells: dict[str, dict[int, Row]]) -> list[str]:
-    """Return the models in the order of the table, others behind."""
-    order = list(MODELS)
-    place = order.index("osciformer_decay") + 1
-    order.insert(place, CHOSEN_HEAD)
-    return sorted(cells, key=lambda name: order.index(name) if name in order else len(order))
+def _overview(by_dataset: dict[str, Any], key: str) -> list[str]:
+    columns = [
+        _scores(cells, key, dict.fromkeys(cells["model"], cells.groupby("model").size().max()))
+        for cells in by_dataset.values()
+    ]
+    names = _in_order(dict.fromkeys(name for column in columns for name in column))
+    body = [[_row(name).title, *(column.get(name, "-") for column in columns)] for name in names]
+    return markdown_table(["model", *(TASKS[dataset].title for dataset in by_dataset)], body)
 
 
-def _overview(rows: Sequence[Row], datasets: Sequence[str], key: str) -> list[str]:
-    cells = {dataset: by_model(rows, dataset) for dataset in datasets}
-    names = _names({name: {} for of_dataset in cells.values() for name in of_dataset})
-    body = []
-    for name in names:
-        line = [title_of(name)]
-        for dataset in datasets:
-            wanted = max(len(of_model) for of_model in cells[dataset].values())
-            line.append(_score(cells[dataset], name, key, runs=wanted))
-        body.append(line)
-    return _markdown_table(["model", *(TASKS[dataset].title for dataset in datasets)], body)
+def _scores(cells: Any, key: str, runs: dict[str, int]) -> dict[str, str]:
+    """Return mean and spread of each model, with the number of scores if there are fewer runs."""
+    best, best_neural = (best_of(cells, key, kinds) for kinds in (_FITTED, ("neural",)))
+    form, form_sd = ("{:.4g}", "{:.2g}") if key.startswith("time") else ("{:.3f}", "{:.3f}")
+    texts = {}
+    for name, mean, sd, count in spreads(cells, key).itertuples():
+        text = form.format(mean) + (f" ± {form_sd.format(sd)}" if count > 1 else "")
+        text = f"**{text}**" if name == best_neural else text
+        text += " \\*" if name == best else ""
+        is_short = count < runs[name] and not _is_constant(name, cells)
+        is_known = count > 0 and not (key.startswith("accuracy") and _num_types(cells) == 1)
+        texts[name] = text + (f" ({count})" if is_short else "") if is_known else "-"
+    return texts
 
 
-def _score(cells: dict[str, dict[int, Row]], name: str, key: str, *, runs: int) -> str:
-    """Return mean and spread, with the number of runs that have the score if that is short."""
-    spread = spread_of(cells.get(name, {}), key)
-    if spread is None or (key.startswith("accuracy") and _num_types(cells) == 1):
-        return "-"
-    forms = ("{:.4g}", "{:.2g}") if key.startswith("time") else ("{:.3f}", "{:.3f}")
-    text = forms[0].format(spread.mean)
-    if spread.sd is not None:
-        text += f" ± {forms[1].format(spread.sd)}"
-    if name == best_of(cells, key, ("neural",)):
-        text = f"**{text}**"
-    if name == best_of(cells, key, _FITTED):
-        text += " \\*"
-    is_short = spread.count < runs and not is_constant(name, _first(cells)["dataset"])
-    return text + (f" ({spread.count})" if is_short else "")
+def _num_types(cells: Any) -> int:
+    return int(cells["data"].iloc[0]["types"])
 
 
-def _num_types(cells: dict[str, dict[int, Row]]) -> int:
-    return int(_first(cells)["data"]["types"])
-
-
-def _first(cells: dict[str, dict[int, Row]]) -> Row:
-    return next(iter(next(iter(cells.values())).values()))
-
-
-def _verdicts(rows: Sequence[Row], datasets: Sequence[str]) -> list[str]:
+def _verdicts(by_dataset: dict[str, Any]) -> list[str]:
     """Return a sentence per data set about OsciFormer's rows and the best of the others."""
     lines = []
-    for dataset in datasets:
-        cells = by_model(rows, dataset)
-        others = {n: c for n, c in cells.items() if not n.startswith(REFERENCE)}
-        best = best_of(others, "ll_micro", _FITTED)
+    for dataset, cells in by_dataset.items():
+        is_ours = cells["model"].str.startswith(REFERENCE)
+        best = None if is_ours.all() else best_of(cells[~is_ours], "ll_micro", _FITTED)
         if best is None:
             continue
-        compared = [
-            (title_of(name).removeprefix("OsciFormer, "), found[best])
-            for name in _names(cells)
-            if name.startswith(REFERENCE) and name != CHOSEN_HEAD
-            for found in [differences(rows, dataset, reference=name)]
-            if best in found
-        ]
-        if compared:
-            said = "; ".join(f"{title} {_ahead(found)}" for title, found in compared)
-            lines.append(f"- {TASKS[dataset].title}, beside {title_of(best)}: {said}.")
-    if not lines:
-        return []
-    return ["OsciFormer beside the best other fitted model, in nats per event:", "", *lines]
+        said = []
+        for name in _in_order(cells["model"][is_ours & (cells["model"] != CHOSEN_HEAD)].unique()):
+            found = differences(cells, name).get(best)
+            if found is not None:
+                title = _row(name).title.removeprefix("OsciFormer, ")
+                said.append(f"{title} {abs(found.mean):.3f} {_ahead(found)}")
+        if said:
+            lines.append(f"- {TASKS[dataset].title}, beside {_row(best).title}: {'; '.join(said)}.")
+    head = ["OsciFormer beside the best other fitted model, in nats per event:", ""]
+    return [*head, *lines] if lines else []
 
 
 def _ahead(found: Difference) -> str:
-    text = f"{abs(found.mean):.3f} {'ahead' if found.mean > 0 else 'behind'}"
+    text = "ahead" if found.mean > 0 else "behind"
     if found.error is None:
         return text + " by a single run"
     return f"{text} (± {found.error:.3f}{', within the spread' if found.is_within_spread else ''})"
 
 
-def _notes(rows: Sequence[Row], dataset: str) -> list[str]:
-    task = TASKS[dataset]
-    cells = by_model(rows, dataset)
-    data = _first(cells)["data"]
+def _notes(cells: Any) -> str:
+    first = cells.iloc[0]
+    data, dataset = first["data"], first["dataset"]
     sizes = ", ".join(
         f"{part} {data[part]['sequences']:,} ({data[part]['scored']:,} scored events)"
         for part in ("train", "dev", "test")
     )
-    errors = [row["ll_error"] for row in rows if row["dataset"] == dataset]
-    first = f"{task.repeat} {_first(cells)['repeat']}"
-    return [
-        f"{task.notes} Sequences of {first}: {sizes}; {data['types']} types; time in "
-        f"{data['time_unit']}, mean gap {data['mean_gap']:.3g}, smallest positive gap "
-        f"{data['smallest_gap']:.2g}, {data['zero_gaps']} gaps of zero, longest sequence "
-        f"{data['longest_sequence']} events. Largest estimated error of LL by quadrature: "
-        f"{max(errors):.1e}."
-    ]
+    return (
+        f"{NOTES.get(dataset, '')} Sequences of {TASKS[dataset].repeat} {first['repeat']}: {sizes};"
+        f" {data['types']} types; time in {data['time_unit']}, mean gap {data['mean_gap']:.3g},"
+        f" smallest positive gap {data['smallest_gap']:.2g}, {data['zero_gaps']} gaps of zero,"
+        f" longest sequence {data['longest_sequence']} events. Largest estimated error of LL by"
+        f" quadrature: {cells['ll_error'].max():.1e}."
+    )
 
 
-def _table(rows: Sequence[Row], speeds: Sequence[Row], dataset: str) -> list[str]:
-    cells = by_model(rows, dataset)
-    deltas = differences(rows, dataset)
-    keys = [key for key in SCORES if not (key.startswith("accuracy") and _num_types(cells) == 1)]
-    times = {row["model"]: row["seconds"] for row in speeds if row["dataset"] == dataset}
+def _table(cells: Any, seconds: dict[str, float]) -> list[str]:
+    has_types = _num_types(cells) > 1
+    keys = [key for key in SCORES if has_types or not key.startswith("accuracy")]
+    grouped = cells.groupby("model")
+    runs, means = grouped.size(), grouped[list(_NUMBERS)].mean()
+    stopped = grouped["hit_time_limit"].sum()
+    columns = [_scores(cells, key, runs) for key in keys]
+    deltas = differences(cells)
     body = []
-    for name in _names(cells):
-        of_model = cells[name]
-        runs = len(of_model)
-        line = [title_of(name), str(runs), *(_score(cells, name, key, runs=runs) for key in keys)]
-        line.append(_delta(deltas.get(name)))
-        dev = spread_of(of_model, "dev_ll")
-        line.append("-" if dev is None else f"{dev.mean:.3f}")
-        line.append(f"{times[name]:.2g}" if name in times else "-")
-        for key in ("epochs", "parameters"):
-            spread = spread_of(of_model, key)
-            line.append("-" if spread is None else f"{spread.mean:,.0f}")
-        stopped = sum(bool(cell.get("hit_time_limit")) for cell in of_model.values())
-        line[0] += f" ({stopped} stopped by the time limit)" if stopped else ""
+    for name in _in_order(runs.index):
+        title = _row(name).title
+        if stopped[name]:
+            title += f" ({stopped[name]:.0f} stopped by the time limit)"
+        line = [title, str(runs[name]), *(column[name] for column in columns)]
+        line.append(f"{deltas[name]}" if name in deltas else "-")
+        numbers = {**means.loc[name], "seconds": seconds.get(name, math.nan)}
+        for key, form in _COLUMNS.items():
+            line.append("-" if math.isnan(numbers[key]) else form.format(numbers[key]))
         body.append(line)
-    columns = ["model", "runs", *(_HEADINGS[key] for key in keys), "Δ LL", "dev LL"]
-    return _markdown_table([*columns, "s/epoch", "epochs", "parameters"], body)
-
-
-def _delta(found: Difference | None) -> str:
-    if found is None:
-        return "-"
-    text = f"{found.mean:+.3f}"
-    if found.error is not None:
-        text += f" ± {found.error:.3f}"
-    return text + (" ≈" if found.is_within_spread and found.error is not None else "")
+    titles = ["model", "runs", *(SCORES[key][1] for key in keys), "Δ LL", "dev LL", "s/epoch"]
+    return markdown_table([*titles, "epochs", "parameters"], body)
 
 
 def _origins(rows: Sequence[Row], speeds: Sequence[Row]) -> list[str]:
+    """Return the commands and settings behind the cells, each once, and what failed."""
     lines = []
     shown = ("commit", "date", "torch", "cpu", "gpu", "osciformer")
-    for text in dict.fromkeys(json.dumps(row["origin"]) for row in (*rows, *speeds)):
-        origin = json.loads(text)
+    for origin in _distinct(row["origin"] for row in (*rows, *speeds)):
         parts = [f"{key} {origin[key]}" for key in shown if origin.get(key)]
         lines.append(f"- `{origin['command']}`: {', '.join(parts)}")
-    settings = [row["training"] for row in rows if row.get("training")]
-    for text in dict.fromkeys(json.dumps(entry) for entry in settings):
-        entries = json.loads(text).items()
-        lines.append("- training: " + ", ".join(f"{key} {value}" for key, value in entries))
+    for settings in _distinct(row["training"] for row in rows if row.get("training")):
+        entries = (f"{key} {value}" for key, value in settings.items())
+        lines.append("- training: " + ", ".join(entries))
     for row in rows:
         if row["error"] is not None:
             where = f"{row['dataset']}, {row['model']}, {row['repeat']}"
@@ -226,57 +260,30 @@ def _origins(rows: Sequence[Row], speeds: Sequence[Row]) -> list[str]:
     return lines
 
 
-def document(rows: Sequence[Row], speeds: Sequence[Row], command: str) -> dict[str, Any]:
-    """Return everything for a JSON file: summary, differences, and every cell.
+def _distinct(items: Any) -> list[Any]:
+    return [json.loads(text) for text in dict.fromkeys(json.dumps(item) for item in items)]
 
-    Args:
-        rows: Contents of all cells.
-        speeds: Times of epochs.
-        command: That writes the file.
-    """
-    good = good_rows(rows)
-    origins: list[Any] = []
-    kept = []
-    for row in rows:
-        if row["origin"] not in origins:
-            origins.append(row["origin"])
-        kept.append({**row, "origin": origins.index(row["origin"])})
+
+def document(rows: Sequence[Row], speeds: Sequence[Row], command: str) -> dict[str, Any]:
+    """Return everything for a JSON file: summary, differences, and every cell."""
+    origins = _distinct(row["origin"] for row in rows)
     summary: dict[str, Any] = {}
-    for dataset in dict.fromkeys(row["dataset"] for row in good):
+    for dataset, cells in good_cells(rows).groupby("dataset", sort=False):
+        deltas = differences(cells)
         of_dataset: dict[str, Any] = {}
-        deltas = differences(good, dataset)
-        for name, cells in by_model(good, dataset).items():
-            spreads = {key: spread_of(cells, key) for key in (*SCORES, "dev_ll", "epochs")}
-            entry: dict[str, Any] = {"kind": kind_of(name), "repeats": sorted(cells)}
-            entry |= {key: None if item is None else vars(item) for key, item in spreads.items()}
-            found = deltas.get(name)
-            if found is not None:
-                entry["reference_ahead"] = {
-                    **vars(found),
-                    "is_within_spread": found.is_within_spread,
-                }
+        for name, of_model in cells.groupby("model", sort=False):
+            entry: dict[str, Any] = {"kind": _row(name).kind, "repeats": sorted(of_model["repeat"])}
+            for key in (*SCORES, "dev_ll", "epochs"):
+                spread = spreads(of_model, key).iloc[0]
+                entry[key] = {**spread, "count": int(spread["count"])} if spread["count"] else None
+            if name in deltas:
+                within = {"is_within_spread": deltas[name].is_within_spread}
+                entry["reference_ahead"] = asdict(deltas[name]) | within
             of_dataset[name] = entry
         summary[dataset] = of_dataset
     return {
         "meta": {"command": command, "reference": REFERENCE, "origins": origins},
         "summary": summary,
         "speed": list(speeds),
-        "rows": kept,
+        "rows": [{**row, "origin": origins.index(row["origin"])} for row in rows],
     }
-
-
-def check_models(names: Sequence[str]) -> None:
-    """Refuse names of models that are not there."""
-    for name in names:
-        find_model(name)
-
-
-def read_speeds(folder: Path) -> list[Row]:
-    """Return the times of epochs that were measured into a folder."""
-    files = sorted((folder / "speed").glob("*.json"))
-    return [json.loads(path.read_text(encoding="utf-8")) for path in files]
-
-
-def _markdown_table(columns: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
-    lines = [columns, ["---"] * len(columns), *body]
-    return ["| " + " | ".join(line) + " |" for line in lines]

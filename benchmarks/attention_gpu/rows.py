@@ -1,42 +1,25 @@
-"""Rows and what follows from them by arithmetic: operation counts, ratios, the summary."""
+"""Rows, what follows from them by arithmetic, and the files that hold them."""
 
 from __future__ import annotations
 
 import statistics
+from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
 from typing import Any
+
+from osciformer._files import write_json, write_text
+from osciformer.bench import report
+from osciformer.bench.report import Row, markdown_table
 
 #: Keys of a row, in order. Every row has all of them; what was not measured is None.
 KEYS = (
-    "part",
-    "implementation",
-    "query",
-    "pass",
-    "n",
-    "batch",
-    "heads",
-    "c",
-    "j",
-    "horizon",
-    "dtype",
-    "device",
-    "ms",
-    "low_ms",
-    "high_ms",
-    "repetitions",
-    "first_ms",
-    "peak_mib",
-    "ratio_ms_sdpa",
-    "ratio_mem_sdpa",
-    "tflops_algorithm",
-    "fraction_of_peak",
-    "ns_per_token",
-    "max_error",
-    "frobenius_error",
-    "works",
-    "details",
-    "error",
+    *("part", "implementation", "query", "pass", "n", "batch", "heads", "c", "j", "horizon"),
+    *("dtype", "device", "ms", "low_ms", "high_ms", "repetitions", "first_ms", "peak_mib"),
+    *("ratio_ms_sdpa", "ratio_mem_sdpa", "tflops_algorithm", "fraction_of_peak", "ns_per_token"),
+    *("max_error", "frobenius_error", "works", "details", "error"),
 )
-Row = dict[str, Any]
+make_row = partial(report.make_row, KEYS)
 
 FORWARD, BOTH = "forward", "forward+backward"
 PASSES = (FORWARD, BOTH)
@@ -63,16 +46,6 @@ COUNTED_AS = {
     "ridge": "shared",
     "learned": "shared",
 }
-
-
-def make_row(**entries: Any) -> Row:
-    """Return a row with None for every key that is not given; `pass_` stands for "pass"."""
-    if "pass_" in entries:
-        entries["pass"] = entries.pop("pass_")
-    unknown = entries.keys() - set(KEYS)
-    if unknown:
-        raise ValueError(f"a row has no key {', '.join(sorted(unknown))}; it has {', '.join(KEYS)}")
-    return {key: entries.get(key) for key in KEYS}
 
 
 def causal_flops(
@@ -147,9 +120,11 @@ def summary(rows: list[Row]) -> dict[str, Any]:
         ``sdpa``: ratios of ``hold`` to SDPA by C, pass and N. ``modes``: slowest over fastest
         number of modes, by pass. ``contiformer``: its time and memory over ours by pass, way to
         run it and N, and the first N at which it runs out of memory and ours does not.
+        ``paths``: time of `blocked` over ours, by query, C and pass.
         ``largest_error``: of output and gradients. ``failed``: number of rows with an error.
     """
     found: dict[str, Any] = {"sdpa": {}, "modes": {}, "contiformer": {}, "largest_error": None}
+    found["paths"] = _of_paths([row for row in rows if row["part"] == "paths"])
     for row in rows:
         if row["part"] == "speed" and row["ratio_ms_sdpa"] and not is_sdpa(row):
             place = found["sdpa"].setdefault(f"C={row['c']} {row['pass']}", {})
@@ -168,6 +143,18 @@ def summary(rows: list[Row]) -> dict[str, Any]:
     if errors:
         found["largest_error"] = max(errors)
     found["failed"] = sum(row["error"] is not None for row in rows)
+    return found
+
+
+def _of_paths(rows: list[Row]) -> dict[str, Any]:
+    """Compare each row of `blocked` with ours of the same query and shape."""
+    ours = {(row["query"], *_shape(row)): row for row in rows if row["implementation"] != "blocked"}
+    found: dict[str, Any] = {}
+    for row in rows:
+        our = ours.get((row["query"], *_shape(row)))
+        if row["implementation"] == "blocked" and our is not None:
+            place = found.setdefault(f"{row['query']} C={row['c']} {row['pass']}", {})
+            place[f"N={row['n']}"] = ratio(row["ms"], our["ms"])
     return found
 
 
@@ -220,3 +207,101 @@ def _of(rows: list[Row], part: str, pass_: str) -> list[Row]:
 
 def _shape(row: Row) -> tuple[Any, ...]:
     return tuple(row[key] for key in ("pass", "n", "batch", "heads", "c"))
+
+
+_FORMATS = {
+    "ms": "{:.3f}",
+    "low_ms": "{:.3f}",
+    "high_ms": "{:.3f}",
+    "first_ms": "{:.0f}",
+    "peak_mib": "{:,.1f}",
+    "ratio_ms_sdpa": "{:.2f}",
+    "ratio_mem_sdpa": "{:.2f}",
+    "tflops_algorithm": "{:.4g}",
+    "fraction_of_peak": "{:.1%}",
+    "ns_per_token": "{:.4g}",
+    "horizon": "{:g}",
+    "max_error": "{:.1e}",
+    "frobenius_error": "{:.1e}",
+}
+# Left to the JSON file.
+_NOT_IN_TABLES = ("part", "low_ms", "high_ms", "details")
+
+
+class Document:
+    """What was measured so far.
+
+    Args:
+        meta: What it was measured on.
+        rows: Rows of an earlier run that are kept.
+    """
+
+    def __init__(self, meta: dict[str, Any], rows: Iterable[Row] = ()) -> None:
+        self.meta = meta
+        self.rows = list(rows)
+
+    def save(self, output: Path | None, table: Path | None) -> None:
+        """Write the files; a run that is stopped while writing leaves the former ones."""
+        everything = {"meta": self.meta, "summary": summary(self.rows), "rows": self.rows}
+        if output is not None:
+            write_json(output, everything, indent=1)
+        if table is not None:
+            write_text(table, self.markdown() + "\n")
+
+    def markdown(self) -> str:
+        """Return the tables, one a part, then what failed and the kernels."""
+        lines = [f"# {self.meta.get('gpu') or self.meta.get('cpu') or 'Results'}", ""]
+        lines += [f"- {key}: {entry}" for key, entry in self.meta.items()]
+        for part in dict.fromkeys(row["part"] for row in self.rows):
+            of_part = [row for row in self.rows if row["part"] == part]
+            lines += ["", f"## {part}", "", *part_table(of_part)]
+        for row in self.rows:
+            if row["part"] == "kernels" and row["details"]:
+                lines += ["", *kernel_table(row)]
+        return "\n".join(lines)
+
+
+def part_table(rows: list[Row]) -> list[str]:
+    """Return the lines of a table: columns that are the same in all rows go into a line above."""
+    columns = [key for key in KEYS if key not in _NOT_IN_TABLES]
+    columns = [key for key in columns if any(row[key] is not None for row in rows)]
+    shared = {}
+    if len(rows) > 1:
+        for key in columns:
+            if key != "error" and all(row[key] == rows[0][key] for row in rows):
+                shared[key] = rows[0][key]
+    lines = []
+    if shared:
+        lines += ["; ".join(f"{key} {cell(key, entry)}" for key, entry in shared.items()), ""]
+    columns = [key for key in columns if key not in shared]
+    body = [[cell(key, row[key]) for key in columns] for row in rows]
+    return lines + markdown_table(columns, body)
+
+
+def kernel_table(row: Row) -> list[str]:
+    """Return the kernels of one profiled call as the lines of a table."""
+    details = row["details"]
+    title = (
+        f"Kernels of {row['query']}, {row['pass']}, N = {row['n']}, B = {row['batch']},"
+        f" C = {row['c']}: {details['kernels_ms']:.3f} ms in {details['launches']:.0f} launches,"
+        f" {row['ms']:.3f} ms a call"
+    )
+    body = [
+        [
+            f"`{entry['name'][:60]}`",
+            f"{entry['ms']:.3f}",
+            "-" if entry["share"] is None else f"{entry['share']:.1%}",
+            f"{entry['calls']:.0f}",
+        ]
+        for entry in details["top"]
+    ]
+    return [title, "", *markdown_table(["kernel", "ms", "share", "launches"], body)]
+
+
+def cell(key: str, entry: Any) -> str:
+    """Return an entry of a row for a table, a dash for None."""
+    if entry is None:
+        return "-"
+    if isinstance(entry, bool):
+        return "yes" if entry else "no"
+    return _FORMATS.get(key, "{}").format(entry).replace("|", "/").replace("\n", " ")
