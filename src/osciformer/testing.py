@@ -1,7 +1,9 @@
-"""Checks for layers on irregular series, for use in tests: parity, causality, padding, time shift.
+"""Checks of layers on irregular series, for use in tests: parity, causality, padding, time shift.
 
-Every check takes a function `apply(x, times, mask) -> [B, N, ...]`, so that it serves a layer, a
-model, or an operator with its arguments bound. A failed check raises `AssertionError`.
+Every check takes a function `apply(x, times, mask) -> [B, N, ...]`: a layer, a model, or an
+operator with its arguments bound. The tokens `x` are [B, N, F], their `times` [B, N]; `mask`
+[B, N] is True where a token is present, or None if all are. `tolerance` is the largest relative
+error. A failed check raises `AssertionError`.
 """
 
 from __future__ import annotations
@@ -18,13 +20,7 @@ Apply = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 @dataclass(frozen=True)
 class ToyBatch:
-    """A padded toy batch.
-
-    Attributes:
-        x: Tokens or values.
-        times: Times, increasing within a series.
-        mask: True where a token is present.
-    """
+    """Padded tokens `x`, their `times`, increasing within a series, and True where present."""
 
     x: Float[Tensor, "B N F"]
     times: Float[Tensor, "B N"]
@@ -114,56 +110,41 @@ def assert_parity(
     """
     grad_tolerance = tolerance if grad_tolerance is None else grad_tolerance
     ours = [x.detach().clone().requires_grad_(x.is_floating_point()) for x in inputs]
-    theirs = [
-        (x.detach().double() if x.is_floating_point() else x.detach().clone()).requires_grad_(
-            x.is_floating_point()
-        )
-        for x in inputs
-    ]
+    theirs = [x.detach().double().requires_grad_() if x.is_floating_point() else x for x in inputs]
     out, reference = actual(*ours), expected(*theirs)
     error = relative_error(out, reference)
     assert error <= tolerance, f"output differs by {error:.3g}, more than {tolerance:.3g}"
-    direction = torch.randn(
-        reference.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
-    ).to(reference.device)
+    generator = torch.Generator().manual_seed(seed)
+    direction = torch.randn(reference.shape, generator=generator, dtype=torch.float64)
     for result in (out, reference):
-        result.backward(direction.to(result.dtype))
+        result.backward(direction.to(result))
     for position, (a, b) in enumerate(zip(ours, theirs, strict=True)):
         if not a.is_floating_point():
             continue
         got = torch.zeros_like(a) if a.grad is None else a.grad
         want = torch.zeros_like(b) if b.grad is None else b.grad
-        if float(want.abs().max()) == 0.0:
-            assert float(got.abs().max()) <= grad_tolerance, (
-                f"gradient of input {position} is {float(got.abs().max()):.3g}, not zero"
-            )
-            continue
-        error = relative_error(got, want)
+        is_zero = float(want.abs().max()) == 0.0
+        error = float(got.abs().max()) if is_zero else relative_error(got, want)
+        problem = f"is {error:.3g}, not zero" if is_zero else f"differs by {error:.3g}"
         assert error <= grad_tolerance, (
-            f"gradient of input {position} differs by {error:.3g}, more than {grad_tolerance:.3g}"
+            f"gradient of input {position} {problem}; the limit is {grad_tolerance:.3g}"
         )
 
 
 @torch.no_grad()
 def assert_causal(
     apply: Apply,
-    x: Float[Tensor, "B N F"],
-    times: Float[Tensor, "B N"],
-    mask: Bool[Tensor, "B N"] | None = None,
+    x: Tensor,
+    times: Tensor,
+    mask: Tensor | None = None,
     *,
     positions: Sequence[int] | None = None,
 ) -> None:
     """Check that a token's values and time reach no earlier row, to the last bit.
 
     Token n is replaced and moved later, once alone and once with all tokens after it; every
-    row that lies strictly before its time must be bit-identical.
-
-    Args:
-        apply: The function.
-        x: Tokens.
-        times: Their times.
-        mask: True where a token is present.
-        positions: Tokens n to change; None takes all but the first.
+    row that lies strictly before its time must be bit-identical. `positions` are the tokens n to
+    change; None takes all but the first.
     """
     before = apply(x, times, mask)
     length = times.shape[1]
@@ -191,32 +172,25 @@ def assert_causal(
 @torch.no_grad()
 def assert_padding_invariant(
     apply: Apply,
-    x: Float[Tensor, "B N F"],
-    times: Float[Tensor, "B N"],
-    mask: Bool[Tensor, "B N"] | None = None,
+    x: Tensor,
+    times: Tensor,
+    mask: Tensor | None = None,
     *,
     extra: int = 3,
     tolerance: float = 1e-12,
 ) -> None:
-    """Check that more padding, filled with NaN or huge numbers, changes no present row.
+    """Check that `extra` tokens of padding, NaN or huge numbers, change no present row.
 
-    Args:
-        apply: The function.
-        x: Tokens.
-        times: Their times.
-        mask: True where a token is present.
-        extra: Number of padded tokens to add at the end.
-        tolerance: Largest relative error; tiles of another size may round in another order.
+    The tolerance is not 0 because tiles of another size may round differently.
     """
     if mask is None:
         mask = torch.ones(times.shape, dtype=torch.bool, device=times.device)
     before = apply(x, times, mask)
-    longer = torch.nn.functional.pad(mask, (0, extra), value=False)
+    pad = torch.nn.functional.pad
+    longer = pad(mask, (0, extra), value=False)
     for junk in (torch.nan, torch.inf, -1e30):
-        padded_x = torch.nn.functional.pad(x, (0, 0, 0, extra))
-        padded_x = torch.where(longer[..., None], padded_x, junk)
-        padded_times = torch.where(longer, torch.nn.functional.pad(times, (0, extra)), junk)
-        after = apply(padded_x, padded_times, longer)
+        padded_x = torch.where(longer[..., None], pad(x, (0, 0, 0, extra)), junk)
+        after = apply(padded_x, torch.where(longer, pad(times, (0, extra)), junk), longer)
         if not bool(after.isfinite().all()):
             raise AssertionError(f"padding of {junk} reaches the output, which is not finite")
         error = relative_error(after[:, : x.shape[1]][mask], before[mask])
@@ -226,47 +200,26 @@ def assert_padding_invariant(
 @torch.no_grad()
 def assert_time_shift_invariant(
     apply: Apply,
-    x: Float[Tensor, "B N F"],
-    times: Float[Tensor, "B N"],
-    mask: Bool[Tensor, "B N"] | None = None,
+    x: Tensor,
+    times: Tensor,
+    mask: Tensor | None = None,
     *,
     shift: float = 64.0,
     tolerance: float = 1e-10,
 ) -> None:
-    """Check that a constant added to all times changes nothing beyond rounding.
+    """Check that a constant `shift` of all times changes nothing beyond rounding.
 
-    Args:
-        apply: The function.
-        x: Tokens.
-        times: Their times.
-        mask: True where a token is present.
-        shift: The constant. Times lose as many digits as it is larger than they are.
-        tolerance: Largest relative error.
+    A shift much larger than the times costs them digits, so the tolerance must grow with it.
     """
-    before, after = apply(x, times, mask), apply(x, times + shift, mask)
-    error = relative_error(after, before)
+    error = relative_error(apply(x, times + shift, mask), apply(x, times, mask))
     assert error <= tolerance, f"a shift of all times by {shift} changes the output by {error:.3g}"
 
 
 @torch.no_grad()
 def assert_batch_order_invariant(
-    apply: Apply,
-    x: Float[Tensor, "B N F"],
-    times: Float[Tensor, "B N"],
-    mask: Bool[Tensor, "B N"] | None = None,
-    *,
-    tolerance: float = 1e-12,
+    apply: Apply, x: Tensor, times: Tensor, mask: Tensor | None = None, *, tolerance: float = 1e-12
 ) -> None:
-    """Check that a series gives the same rows in another place of the batch.
-
-    Args:
-        apply: The function.
-        x: Tokens.
-        times: Their times.
-        mask: True where a token is present.
-        tolerance: Largest relative error.
-    """
-    before = apply(x, times, mask)
+    """Check that a series gives the same rows at another position in the batch."""
     after = apply(x.flip(0), times.flip(0), None if mask is None else mask.flip(0)).flip(0)
-    error = relative_error(after, before)
+    error = relative_error(after, apply(x, times, mask))
     assert error <= tolerance, f"the order of the batch changes the output by {error:.3g}"

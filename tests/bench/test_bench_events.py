@@ -18,7 +18,7 @@ from osciformer.bench.events.datasets import TASKS, EventTask, Parts  # noqa: E4
 from osciformer.bench.events.harness import Cell, make_cells  # noqa: E402
 from osciformer.events import EventSequences, log_likelihood  # noqa: E402
 from osciformer.events.classical import PoissonProcess  # noqa: E402
-from osciformer.events.classical.selection import choose  # noqa: E402
+from osciformer.events.likelihood import choose  # noqa: E402
 
 from .events_toy import random_parts  # noqa: E402
 

@@ -19,7 +19,7 @@ from osciformer.events import (
     rescaled_gaps,
     simulate_hawkes,
 )
-from osciformer.events.calibration import critical_distance
+from osciformer.events.scores import critical_distance
 
 from .event_cases import HAWKES, random_events
 

@@ -24,7 +24,7 @@ from osciformer.events import (
     log_likelihood,
     simulate_hawkes,
 )
-from osciformer.events.classical.hawkes import scan_decay
+from osciformer.events.classical import scan_decay
 
 from .event_cases import HAWKES, event_sequences, hawkes_rate, random_events
 

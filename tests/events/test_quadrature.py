@@ -15,7 +15,7 @@ from osciformer.events import (
     InhomogeneousPoissonProcess,
     integrate_intensity,
 )
-from osciformer.events.quadrature import kronrod_rule
+from osciformer.events.likelihood import kronrod_rule
 
 from .event_cases import HAWKES, WithoutClosedForms, hawkes_rate, random_events
 

@@ -13,9 +13,8 @@ from osciformer._optional import need
 from osciformer._types import Bool, Float, Int, Tensor
 from osciformer.data.ragged import offsets_of
 from osciformer.estimators.next_events import NextEvents
-from osciformer.events.prediction import predict_last
+from osciformer.events.prediction import Futures, predict_last, sample
 from osciformer.events.process import EventProcess
-from osciformer.events.sampling import Futures, sample
 from osciformer.events.sequences import EventSequences
 
 

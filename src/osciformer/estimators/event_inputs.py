@@ -9,8 +9,7 @@ import numpy as np
 
 from osciformer._text import name_some
 from osciformer.data.series import TimeAxis
-from osciformer.events.reading import events_from_frame
-from osciformer.events.sequences import UNNAMED_UNIT, EventSequences
+from osciformer.events.sequences import UNNAMED_UNIT, EventSequences, events_from_frame
 
 
 def as_events(

@@ -17,7 +17,6 @@ from osciformer.estimators.event_answers import draw_futures, predict_following,
 from osciformer.estimators.next_events import NextEvents
 from osciformer.estimators.splits import random_split
 from osciformer.estimators.trained import TrainedEstimator, check_random_state
-from osciformer.events.calibration import Calibration, calibrate, rescaled_gaps
 from osciformer.events.likelihood import LogLikelihood, Span, log_likelihood
 from osciformer.events.neural import EventModelConfig, NeuralEventProcess, make_event_model
 from osciformer.events.neural.blended import (
@@ -26,8 +25,16 @@ from osciformer.events.neural.blended import (
     check_can_blend,
     companions_of,
 )
-from osciformer.events.sampling import Futures
-from osciformer.events.scores import EventScores, SequenceScores, score, score_sequences
+from osciformer.events.prediction import Futures
+from osciformer.events.scores import (
+    Calibration,
+    EventScores,
+    SequenceScores,
+    calibrate,
+    rescaled_gaps,
+    score,
+    score_sequences,
+)
 from osciformer.events.sequences import EventSequences
 from osciformer.events.stream import EventStream
 from osciformer.train.config import TrainConfig

@@ -1,8 +1,6 @@
 """Marked temporal point processes: events in continuous time, their likelihood and prediction."""
 
-from osciformer.events.batch import EventBatch
 from osciformer.events.blending import BlendedProcess, fit_weights
-from osciformer.events.calibration import Calibration, calibrate, rescaled_gaps
 from osciformer.events.classical import (
     GapDensity,
     HawkesFit,
@@ -14,25 +12,41 @@ from osciformer.events.classical import (
     simulate_hawkes,
 )
 from osciformer.events.likelihood import (
+    Integral,
     LikelihoodTerms,
     LogLikelihood,
+    integrate_intensity,
     likelihood_terms,
     log_likelihood,
     summarise,
 )
 from osciformer.events.pictures import plot_calibration, plot_intensity
 from osciformer.events.prediction import (
+    Futures,
+    InvalidBoundError,
     NextEvent,
     predict_last,
     predict_next,
+    sample,
     type_probabilities_at,
 )
 from osciformer.events.process import EventProcess
-from osciformer.events.quadrature import Integral, integrate_intensity
-from osciformer.events.reading import events_from_frame, events_from_parquet
-from osciformer.events.sampling import Futures, InvalidBoundError, sample
-from osciformer.events.scores import EventScores, SequenceScores, score, score_sequences
-from osciformer.events.sequences import EventSequence, EventSequences
+from osciformer.events.scores import (
+    Calibration,
+    EventScores,
+    SequenceScores,
+    calibrate,
+    rescaled_gaps,
+    score,
+    score_sequences,
+)
+from osciformer.events.sequences import (
+    EventBatch,
+    EventSequence,
+    EventSequences,
+    events_from_frame,
+    events_from_parquet,
+)
 from osciformer.events.stream import EventStream
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Several processes as one: each gap is drawn from one of them, and nobody says from which."""
+"""A mixture of processes: each gap is drawn from one of them, and which one is not observed."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ from contextlib import ExitStack, contextmanager
 
 import torch
 
-from osciformer._types import Float, Int, Tensor
-from osciformer.events.batch import EventBatch
-from osciformer.events.likelihood import check_num_types, likelihood_terms
-from osciformer.events.process import EventProcess
-from osciformer.events.sequences import EventSequences
+from osciformer._types import Float, Tensor
+from osciformer.events.likelihood import likelihood_terms
+from osciformer.events.process import EventProcess, batches_for
+from osciformer.events.sequences import EventBatch, EventSequences
 
-# Steps of the algorithm of expectation and maximisation, and the change that ends it.
+# Largest number of steps of expectation-maximisation, and the change of weights that ends it.
 _MOST_STEPS, _SMALLEST_CHANGE = 10_000, 1e-9
-# An integral after which nothing can have happened; finite, lest differences be NaN.
+# An integral so large that its member is ruled out; finite, because differences must not be NaN.
 _REFUTED = 1e300
 
 
@@ -26,10 +25,9 @@ class BlendedProcess(EventProcess):
     last event,
     $$p_k(t) = \sum_m w_m \lambda^m_k(t) e^{-\Lambda^m(t)}, \qquad \lambda_k(t) =
     \sum_m r_m(t) \lambda^m_k(t), \qquad r_m(t) \propto w_m e^{-\Lambda^m(t)}:$$
-    the longer nothing happens, the more it is those members that expected so which are believed.
-    After each event, and at the start of a window, all begin again with their weights. Integrals
-    are exact, since those of the members must be. Before the first event of a row without a window,
-    r are the weights.
+    the longer nothing happens, the more weight goes to members that expected a long gap. At each
+    event, and at the start of a window, all members return to their weights. Before the first event
+    of a row without a window, r are the weights. Integrals are exact.
 
     Args:
         members: Processes of the same types, with integrals in closed form.
@@ -58,12 +56,12 @@ class BlendedProcess(EventProcess):
 
     @property
     def weights(self) -> Float[Tensor, "M"]:
-        """Their weights, of the sum 1."""
+        """Their weights, which sum to 1."""
         return self._weights
 
     @property
     def device(self) -> torch.device | str:  # type: ignore[override]
-        """Where the members compute; those that do so anywhere follow the others."""
+        """The device of the members, where one that is not the CPU wins."""
         found = {torch.device(member.device) for member in self.members}
         return max(found, key=lambda device: device.type != "cpu")
 
@@ -73,21 +71,17 @@ class BlendedProcess(EventProcess):
         breaks = [m.gap_breaks.cpu() for m in self.members if m.gap_breaks is not None]
         return torch.cat(breaks).unique() if breaks else None
 
-    def intensity(
-        self, batch: EventBatch, query_times: Float[Tensor, "B M"]
-    ) -> Float[Tensor, "B M K"]:
-        """Return the intensities of the members by what is left of their weights."""
+    def intensity(self, batch: EventBatch, query_times: Tensor) -> Float[Tensor, "B M K"]:
+        """Return the intensities of the members, averaged with r."""
         query_times = query_times.double()
         begin = _begins(batch, batch.count_before(query_times))
-        # What lies before any beginning has no history that could tell the members apart.
+        # Before the beginning there is no history that could tell the members apart.
         integrals = self._integrals(batch, torch.minimum(begin, query_times), query_times)
         rates = torch.stack([m.intensity(batch, query_times).double() for m in self.members])
         return (self._shares(integrals)[..., None] * rates).sum(dim=0)
 
-    def intensity_after(
-        self, batch: EventBatch, gaps: Float[Tensor, "B N G"]
-    ) -> Float[Tensor, "B N G K"]:
-        """Return the same at gaps after each event, if no other one came."""
+    def intensity_after(self, batch: EventBatch, gaps: Tensor) -> Float[Tensor, "B N G K"]:
+        """Return the same at gaps after each event, if no other event follows."""
         shares = self._shares(self._integrals_after(batch, gaps))
         rates = torch.stack([m.intensity_after(batch, gaps).double() for m in self.members])
         return (shares[..., None] * rates).sum(dim=0)
@@ -97,8 +91,8 @@ class BlendedProcess(EventProcess):
     ) -> Float[Tensor, "B M"] | None:
         """Return the exact integral of the total intensity; None if an interval has events in it.
 
-        It is minus the logarithm of the probability that nothing happens until the end, less that
-        until the start; before any beginning it is the mean of the integrals of the members.
+        It is the log of the probability that nothing happens until the start, minus that until the
+        end. Before the beginning it is the weighted mean of the integrals of the members.
         """
         start, end = start.double(), torch.maximum(start, end).double()
         known = batch.count_until(start)
@@ -114,9 +108,7 @@ class BlendedProcess(EventProcess):
         left, less = (self._log_left(item).logsumexp(dim=0) for item in (to_cut, to_end))
         return (self._weights_like(early) * early).sum(dim=0) + (left - less).clamp(min=0.0)
 
-    def total_compensator_after(
-        self, batch: EventBatch, gaps: Float[Tensor, "B N G"]
-    ) -> Float[Tensor, "B N G"]:
+    def total_compensator_after(self, batch: EventBatch, gaps: Tensor) -> Float[Tensor, "B N G"]:
         """Return the integral of the total intensity from each event to some gaps after it."""
         left = self._log_left(self._integrals_after(batch, gaps)).logsumexp(dim=0)
         return (-left).clamp(min=0.0)
@@ -127,10 +119,8 @@ class BlendedProcess(EventProcess):
         """Return the largest bound of the members, None if one has none."""
         bounds = [member.upper_bound(batch, start, end) for member in self.members]
         known = [bound.double() for bound in bounds if bound is not None]
-        if len(known) < len(bounds):
-            return None
-        # A hair more, since shares of a sum of 1 are rounded.
-        return torch.stack(known).amax(dim=0) * (1 + 1e-12)
+        # Slightly more, since r is rounded.
+        return torch.stack(known).amax(dim=0) * (1 + 1e-12) if len(known) == len(bounds) else None
 
     @contextmanager
     def remember(self, batch: EventBatch) -> Iterator[None]:
@@ -140,27 +130,22 @@ class BlendedProcess(EventProcess):
                 stack.enter_context(member.remember(batch))
             yield
 
-    def _integrals(
-        self, batch: EventBatch, start: Float[Tensor, "B M"], end: Float[Tensor, "B M"]
-    ) -> Float[Tensor, "P B M"]:
+    def _integrals(self, batch: EventBatch, start: Tensor, end: Tensor) -> Float[Tensor, "P B M"]:
         """Return the integrals of the total intensities of the P members."""
-        return _closed([m.total_compensator(batch, start, end) for m in self.members])
+        return _stack_exact([m.total_compensator(batch, start, end) for m in self.members])
 
-    def _integrals_after(
-        self, batch: EventBatch, gaps: Float[Tensor, "B N G"]
-    ) -> Float[Tensor, "P B N G"]:
-        return _closed([m.total_compensator_after(batch, gaps) for m in self.members])
+    def _integrals_after(self, batch: EventBatch, gaps: Tensor) -> Float[Tensor, "P B N G"]:
+        return _stack_exact([m.total_compensator_after(batch, gaps) for m in self.members])
 
     def _weights_like(self, integrals: Float[Tensor, "P *S"]) -> Float[Tensor, "P *#S"]:
-        shape = (-1, *[1] * (integrals.dim() - 1))
-        return self.weights.to(integrals).reshape(shape)
+        return self.weights.to(integrals).reshape(-1, *[1] * (integrals.dim() - 1))
 
     def _log_left(self, integrals: Float[Tensor, "P *S"]) -> Float[Tensor, "P *S"]:
-        """Return the logarithms of the weights times the probability of nothing so far."""
+        """Return the logs of the weights times the probability that nothing has happened."""
         return self._weights_like(integrals).log() - integrals
 
     def _shares(self, integrals: Float[Tensor, "P *S"]) -> Float[Tensor, "P *S"]:
-        """Return how far each member is believed, even where all of them are refuted."""
+        """Return r, defined even if all members are ruled out."""
         return self._log_left(integrals.clamp(max=_REFUTED)).softmax(dim=0)
 
 
@@ -171,31 +156,24 @@ def log_densities(
     """Return the log-density of each event 2 to N given those before it, in nats.
 
     Of several events at one time, the first has the density of the gap, the others their rates.
-
-    Args:
-        process: The process.
-        sequences: The sequences, of which all events are in one row.
-        batch_size: Sequences per batch.
     """
-    check_num_types(process, sequences)
-    found = []
-    for batch in sequences.batches(batch_size):
-        terms = likelihood_terms(process, batch.to(process.device))
+    found = [torch.zeros(0, dtype=torch.float64)]
+    for batch in batches_for(process, sequences, batch_size):
+        terms = likelihood_terms(process, batch)
         found.append((terms.log_intensity - terms.compensator)[terms.scored].cpu())
-    return torch.cat(found) if found else torch.zeros(0, dtype=torch.float64)
+    return torch.cat(found)
 
 
 def fit_weights(densities: Float[Tensor, "M E"], *, prior: float = 1.0) -> Float[Tensor, "M"]:
     r"""Return the weights of a mixture with the largest likelihood of some events.
 
-    By expectation and maximisation, which finds the only maximum there is: the log-likelihood is
-    concave in the weights.
+    They are found by expectation-maximisation. The log-likelihood is concave in the weights, so
+    this is the global maximum.
 
     Args:
-        densities: Log-densities of events under each member, of events that were not used to train
-            the members.
-        prior: Events that each member is taken to have made besides, so that few events do not
-            silence a member.
+        densities: Log-densities under each member, of events that were not used to train the
+            members.
+        prior: Events credited to each member beforehand, so that few events do not silence it.
 
     Example:
         >>> fit_weights(torch.tensor([[0.0, 0.0, 0.0], [-9.0, -9.0, -9.0]]))
@@ -222,18 +200,17 @@ def fit_weights(densities: Float[Tensor, "M E"], *, prior: float = 1.0) -> Float
         )
     weights = densities.new_full((len(densities),), 1.0 / len(densities))
     for _ in range(_MOST_STEPS):
+        before = weights
         shares = (weights.log()[:, None] + densities).softmax(dim=0)
-        new = shares.sum(dim=1) + prior
-        new /= new.sum()
-        change = float((new - weights).abs().max())
-        weights = new
-        if change < _SMALLEST_CHANGE:
+        weights = shares.sum(dim=1) + prior
+        weights = weights / weights.sum()
+        if float((weights - before).abs().max()) < _SMALLEST_CHANGE:
             break
     return weights
 
 
 def check_members(members: Sequence[EventProcess], weights: Float[Tensor, "M"]) -> None:
-    """Refuse members of different types, and weights that are none."""
+    """Refuse members of different types, and invalid weights."""
     if not members or weights.shape != (len(members),):
         raise ValueError(
             f"there must be a weight for each member, and at least one; got {len(members)} members "
@@ -246,7 +223,7 @@ def check_members(members: Sequence[EventProcess], weights: Float[Tensor, "M"]) 
         raise ValueError(f"members must have the same types; they have {counts} of them")
 
 
-def _closed(found: Sequence[Tensor | None]) -> Float[Tensor, "P *S"]:
+def _stack_exact(found: Sequence[Tensor | None]) -> Float[Tensor, "P *S"]:
     known = [item.double() for item in found if item is not None]
     if len(known) < len(found):
         raise ValueError(
@@ -256,9 +233,9 @@ def _closed(found: Sequence[Tensor | None]) -> Float[Tensor, "P *S"]:
     return torch.stack(known)
 
 
-def _begins(batch: EventBatch, known: Int[Tensor, "B M"]) -> Float[Tensor, "B M"]:
+def _begins(batch: EventBatch, known: Tensor) -> Float[Tensor, "B M"]:
     """Return the last known event of each query, or the start of the window, or infinity."""
-    times = batch.times.masked_fill(~batch.mask, 0.0).double()
+    times = batch.finite_times.double()
     last = times.gather(1, (known - 1).clamp(min=0))
     none = times.new_full((len(times),), torch.inf) if batch.starts is None else batch.starts
     return torch.where(known > 0, last, none.double()[:, None])

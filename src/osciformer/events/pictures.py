@@ -1,4 +1,4 @@
-"""Pictures of processes: data in, a figure of matplotlib out."""
+"""Plots of processes as matplotlib figures."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import numpy as np
 import torch
 
 from osciformer._optional import need
-from osciformer.events.calibration import Calibration
 from osciformer.events.process import EventProcess
+from osciformer.events.scores import Calibration
 from osciformer.events.sequences import EventSequences
 
-# More types than that are drawn as their sum.
+# More types than this are drawn as their sum.
 _LARGEST_NUM_LINES = 10
 
 
@@ -20,19 +20,14 @@ def plot_calibration(calibration: Calibration, *, level: float = 0.95) -> Any:
     """Return a figure of found against expected quantiles of rescaled gaps, with a band.
 
     Args:
-        calibration: Of `calibrate`.
+        calibration: From `calibrate`.
         level: Of the band.
     """
     figure, axis = _figure(4.6)
     expected, found, lower, upper = calibration.quantiles(level)
     top = 1.05 * max(expected[-1], found[-1])
-    axis.fill_between(
-        expected,
-        lower,
-        np.minimum(upper, top),
-        color="0.85",
-        label=f"{level:.0%} band of the right process",
-    )
+    label = f"{level:.0%} band of the right process"
+    axis.fill_between(expected, lower, np.minimum(upper, top), color="0.85", label=label)
     axis.plot([0, top], [0, top], color="0.5", linestyle=":")
     axis.plot(expected, found, ".", markersize=3, label="events")
     axis.set(
@@ -60,15 +55,15 @@ def plot_intensity(
     Args:
         process: The process.
         sequences: The sequences.
-        position: Which of them to draw; it must have an event, or a window.
+        position: Which of them to draw; it must have a window or two events.
         num_points: Points of the curves, besides those at the events.
-        logarithmic: Whether intensities are on a logarithmic axis.
+        logarithmic: Whether the axis of intensities is logarithmic.
     """
     sequence = sequences[position]
     known = [t for t in (sequence.start, *sequence.times, sequence.end) if t is not None]
-    if not known or not max(known) > min(known):
+    begin, end = min(known, default=0.0), max(known, default=0.0)
+    if not end > begin:
         raise ValueError(f"sequence {sequence.id!s} has no length that could be drawn")
-    begin, end = min(known), max(known)
     after = np.nextafter(sequence.times, np.inf)
     grid = np.linspace(begin, end, num_points)
     grid = np.unique(np.concatenate([grid, sequence.times, after[after <= end]]))
@@ -81,17 +76,12 @@ def plot_intensity(
         rates, names = rates.sum(axis=1, keepdims=True), ("all types",)
     for rate, name in zip(rates.T, names, strict=True):
         axis.plot(grid, rate, linewidth=1, label=name)
-    several = len(names) == sequences.num_types
+    by_type = len(names) == sequences.num_types
+    below = {"transform": axis.get_xaxis_transform(), "clip_on": False}
     for number in range(len(names)):
-        times = sequence.times[sequence.types == number] if several else sequence.times
-        axis.plot(
-            times,
-            np.full(len(times), -0.03 - 0.03 * number),
-            "|",
-            color=f"C{number}",
-            transform=axis.get_xaxis_transform(),
-            clip_on=False,
-        )
+        times = sequence.times[sequence.types == number] if by_type else sequence.times
+        height = np.full(len(times), -0.03 - 0.03 * number)
+        axis.plot(times, height, "|", color=f"C{number}", **below)
     axis.set(
         xlabel=f"time, {sequences.time_unit}",
         ylabel="events per unit of time",
@@ -104,7 +94,6 @@ def plot_intensity(
 
 
 def _figure(width: float) -> tuple[Any, Any]:
-    figure = need("matplotlib.figure", extra="plot").Figure(
-        figsize=(width, 4.4), layout="constrained"
-    )
+    make = need("matplotlib.figure", extra="plot").Figure
+    figure = make(figsize=(width, 4.4), layout="constrained")
     return figure, figure.subplots()

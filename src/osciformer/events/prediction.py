@@ -1,40 +1,49 @@
-"""When the next event comes, and of which type it is."""
+"""What comes next: the distribution of the next event, and futures drawn by thinning."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
-from osciformer._types import Float, Tensor
-from osciformer.events.batch import EventBatch
-from osciformer.events.process import EventProcess, query_after
-from osciformer.events.quadrature import NUM_NODES, kronrod_rule
+from osciformer._text import check_choice
+from osciformer._types import Bool, Float, Int, Tensor
+from osciformer.events.likelihood import NUM_NODES, kronrod_rule
+from osciformer.events.process import EventProcess, just_after, query_after
+from osciformer.events.sequences import EventBatch, EventSequences
 
 # Halvings that locate the median within a step of the integration.
 _BISECTIONS = 50
+# A bound found by probing is the largest of this many values, times a margin.
+_PROBES = 16
+_MARGIN = 1.5
+# Before a jump, an interval ends when the intensity reaches this multiple of that at its start.
+_STEEPEST = 4.0
+# A bound that proves too low is raised by this factor, at most so many times per interval.
+_RAISE = 2.0
+_LARGEST_RAISES = 30
 
 
 @dataclass(frozen=True)
 class NextEvent:
-    """The next event after each event, predicted from those up to it.
+    """The next event after each event, predicted from the events up to it.
 
-    All entries are finite. Where the hazard dies out there may be no next event: `survival` says
-    with which probability none comes before the horizon.
+    All entries are finite. If the hazard dies out there may be no next event: `survival` is the
+    probability that none comes before the horizon.
 
     Attributes:
-        mean: Expected gap, given that the event comes before the horizon; the horizon where that
-            has the probability 0.
+        mean: Expected gap, given that the event comes before the horizon; the horizon if that has
+            probability 0.
         restricted_mean: Expected gap, where a gap beyond the horizon counts as the horizon.
-        median: The gap after which the event has come with probability 1/2; the horizon where that
-            is not reached.
+        median: The gap after which the event has come with probability 1/2, at most the horizon.
         survival: Probability that no event comes before the horizon.
-        type_probability: Probability of each type, whenever the event comes before the horizon.
+        type_probability: Probability of each type, given that the event comes before the horizon.
         error: Largest estimated error of the probabilities, over all events.
         mask: True where there is an event to predict from.
     """
@@ -45,20 +54,7 @@ class NextEvent:
     survival: Float[Tensor, "B N"]
     type_probability: Float[Tensor, "B N K"]
     error: float
-    mask: Tensor
-
-
-@dataclass
-class _March:
-    """Running integrals of each event up to its `gap` [R]."""
-
-    gap: Tensor
-    step: Tensor
-    hazard: Tensor
-    restricted: Tensor
-    median: Tensor
-    marks: Tensor
-    error: Tensor
+    mask: Bool[Tensor, "B N"]
 
 
 @torch.no_grad()
@@ -72,74 +68,61 @@ def predict_next(
     max_steps: int = 10_000,
     scale: float | None = None,
 ) -> NextEvent:
-    r"""Return the distribution of the next event after each event of a batch, in summary.
+    r"""Return summaries of the distribution of the next event after each event of a batch.
 
     With the survival function $S(g) = \exp(-\int_0^g \lambda)$ of the gap g,
     $$E[\min(g, H)] = \int_0^H S, \qquad p_k = \int_0^H \lambda_k S \Big/ (1 - S(H)).$$
-    All integrals run along one grid of steps that each event has of its own: a step is halved when
-    two rules differ by more than the tolerance, and doubled when they agree well.
+    Each event has its own grid of steps, shared by all integrals: a step is halved when two rules
+    differ by more than the tolerance, and doubled when they agree well.
 
     Args:
         process: The process.
         batch: Events; the prediction at (b, i) knows the events up to and including i.
-        horizon: Where to stop, as a gap. It matters only where survival beyond it does.
+        horizon: Where to stop, as a gap. It matters only if survival beyond it does.
         tolerance: Largest error of a step, in probability and in mean gaps.
-        negligible: Survival below which the rest is left out.
+        negligible: Stop when survival falls below this.
         max_steps: Largest number of steps; more are an error.
         scale: Length of the first steps, and unit of the tolerance of gaps; the mean gap of the
             batch if not given.
     """
     if not (math.isfinite(horizon) and horizon > 0):
         raise ValueError(f"horizon must be positive and finite; got {horizon}")
-    shape, like = batch.mask.shape, batch.times
-    zeros = torch.zeros(shape, dtype=torch.float64, device=like.device)
     scale = _typical_gap(batch, horizon) if scale is None else scale
-    march = _March(
-        gap=zeros.clone(),
-        step=torch.full_like(zeros, scale),
-        hazard=zeros.clone(),
-        restricted=zeros.clone(),
-        median=torch.full_like(zeros, horizon),
-        marks=torch.zeros(*shape, process.num_types, dtype=torch.float64, device=like.device),
-        error=zeros.clone(),
-    )
-    breaks = process.gap_breaks
+    march = _March(process, batch, horizon, scale)
     with process.remember(batch):
         for _ in range(max_steps):
             live = batch.mask & (march.gap < horizon) & (march.hazard < -math.log(negligible))
             if not bool(live.any()):
                 break
-            _advance(process, batch, march, live, horizon, breaks, tolerance, scale)
+            march.advance(live, tolerance)
         else:
             raise RuntimeError(
                 f"the next event is not predicted after {max_steps} steps; the intensity may jump "
-                "at gaps that gap_breaks of the process does not name, or the tolerance be too "
+                "at gaps that gap_breaks of the process does not name, or the tolerance may be too "
                 "small"
             )
-    survival = torch.exp(-march.hazard)
-    # What is left out has been predicted to come before the horizon.
-    survival = torch.where(march.gap >= horizon, survival, torch.zeros_like(survival))
+    # Events that stopped at negligible survival are predicted to come before the horizon.
+    survival = torch.where(march.gap >= horizon, torch.exp(-march.hazard), 0.0)
     comes = march.marks.sum(dim=-1)
-    mean = (march.restricted - horizon * survival) / comes.clamp(min=torch.finfo(comes.dtype).tiny)
+    divisor = comes.clamp(min=torch.finfo(comes.dtype).tiny)
     never = comes <= 1e-12
-    mean = torch.where(never, torch.full_like(mean, horizon), mean.clamp(0.0, horizon))
-    marks = march.marks / comes.clamp(min=torch.finfo(comes.dtype).tiny)[..., None]
-    even = torch.full_like(marks, 1.0 / process.num_types)
+    mean = ((march.restricted - horizon * survival) / divisor).clamp(0.0, horizon)
+    marks = march.marks / divisor[..., None]
     return NextEvent(
-        mean=mean,
+        mean=torch.where(never, horizon, mean),
         restricted_mean=march.restricted,
         median=march.median,
         survival=survival,
-        type_probability=torch.where(never[..., None], even, marks),
+        type_probability=torch.where(never[..., None], 1.0 / process.num_types, marks),
         error=float(march.error.masked_fill(~batch.mask, 0.0).max()),
         mask=batch.mask,
     )
 
 
 def predict_last(process: EventProcess, batch: EventBatch, **settings: Any) -> NextEvent:
-    """Return the distribution of the event after the last one of each row, in summary.
+    """Return summaries of the distribution of the event after the last one of each row.
 
-    It is what `predict_next` says there, without the work for all events before.
+    They equal those of `predict_next` there, without the work for all events before.
 
     Args:
         process: The process.
@@ -147,18 +130,16 @@ def predict_last(process: EventProcess, batch: EventBatch, **settings: Any) -> N
         **settings: Those of `predict_next`.
 
     Returns:
-        Predictions with N = 1; where a row has no event its mask is False.
+        Predictions with N = 1; the mask is False for a row without events.
     """
     last = (batch.lengths - 1).clamp(min=0)[:, None]
-    times = batch.times.masked_fill(~batch.mask, 0.0)
     ends = EventBatch(
-        times=times.gather(1, last),
+        times=batch.finite_times.gather(1, last),
         types=batch.clean_types.gather(1, last),
         mask=(batch.lengths > 0)[:, None],
     )
-    return predict_next(
-        _AfterLast(process, batch), ends, scale=_typical_gap(batch, settings["horizon"]), **settings
-    )
+    settings = {"scale": _typical_gap(batch, settings["horizon"]), **settings}
+    return predict_next(_AfterLast(process, batch), ends, **settings)
 
 
 class _AfterLast(EventProcess):
@@ -181,14 +162,9 @@ class _AfterLast(EventProcess):
 def type_probabilities_at(
     process: EventProcess, batch: EventBatch, query_times: Float[Tensor, "B M"]
 ) -> Float[Tensor, "B M K"]:
-    """Return the probability of each type, if an event comes at these very times.
+    """Return the probability of each type, given that an event comes at the query time.
 
-    Given the events strictly before. Where no event can come, all types are equally likely.
-
-    Args:
-        process: The process.
-        batch: Events.
-        query_times: Times.
+    Only events strictly before count. If no event can come, all types are equally likely.
     """
     rates = process.intensity(batch, query_times)
     total = rates.sum(dim=-1, keepdim=True)
@@ -196,106 +172,315 @@ def type_probabilities_at(
     return torch.where(total > 0, rates / total.clamp(min=torch.finfo(rates.dtype).tiny), even)
 
 
-def _advance(
-    process: EventProcess,
-    batch: EventBatch,
-    march: _March,
-    live: Tensor,
-    horizon: float,
-    breaks: Tensor | None,
-    tolerance: float,
-    scale: float,
-) -> None:
-    """Try a step of each event, and take those that are accurate."""
-    nodes, kronrod, gauss = (item.to(march.gap.device) for item in kronrod_rule())
-    inner, _ = (item.to(march.gap.device) for item in _integration())
-    limit = torch.full_like(march.gap, horizon)
-    if breaks is not None:
-        edges = torch.cat([breaks.to(limit), limit.new_tensor([horizon])]).clamp(max=horizon)
-        following = torch.searchsorted(edges, march.gap.contiguous(), right=True)
-        limit = edges[following.clamp(max=len(edges) - 1)]
-    room = (limit - march.gap).clamp(min=0.0)
-    step = torch.where(live, torch.minimum(march.step, room), torch.zeros_like(room))
-    last = step >= room
-    gaps = march.gap[..., None] + step[..., None] * nodes
-    # Hidden rows stay at a harmless gap, whatever they have come to.
-    rates = process.intensity_after(batch, torch.where(live[..., None], gaps, scale * nodes))
-    rates = torch.where(live[..., None, None], rates.double(), torch.zeros(1).double().to(gaps))
-    total = rates.sum(dim=-1)  # [B, N, nodes]
-    hazard = march.hazard[..., None] + step[..., None] * (total @ inner.T)
-    survival = torch.exp(-hazard)
-    fine, coarse = total @ kronrod, total @ gauss
-    late, late_coarse = survival @ kronrod, survival @ gauss
-    comes, comes_coarse = (total * survival) @ kronrod, (total * survival) @ gauss
-    left = torch.exp(-march.hazard)
-    error = (
-        step * ((fine - coarse).abs() * left + (comes - comes_coarse).abs())
-        + step / scale * (late - late_coarse).abs()
-    )
-    good = live & (error <= tolerance) & torch.isfinite(error)
-    # A step that cannot be halved any more is taken, and its error is reported.
-    stuck = live & (march.gap + step / 2 <= march.gap)
-    taken = good | stuck
-    after = march.hazard + step * fine
-    crosses = taken & (march.hazard < math.log(2.0)) & (after >= math.log(2.0))
-    if bool(crosses.any()):
-        march.median[crosses] = march.gap[crosses] + step[crosses] * _locate_median(
-            total[crosses], march.hazard[crosses], step[crosses]
-        )
-    march.marks += torch.where(
-        taken[..., None],
-        step[..., None] * torch.einsum("bngk,bng,g->bnk", rates, survival, kronrod),
-        torch.zeros_like(march.marks),
-    )
-    march.restricted += torch.where(taken, step * late, torch.zeros_like(step))
-    march.error += torch.where(taken, error, torch.zeros_like(step))
-    march.hazard = torch.where(taken, after, march.hazard)
-    reached = torch.where(last, limit, march.gap + step)
-    march.gap = torch.where(taken, reached, march.gap)
-    grow = taken & (error <= tolerance / 16)
-    shrunk = torch.where(live & ~taken, step / 2, march.step)
-    march.step = torch.where(grow, march.step * 2, shrunk)
+class _March:
+    """Integrals after each event [B, N] up to its `gap`, advanced by adaptive steps."""
+
+    def __init__(
+        self, process: EventProcess, batch: EventBatch, horizon: float, scale: float
+    ) -> None:
+        self.process, self.batch, self.scale = process, batch, scale
+        zeros = torch.zeros(batch.mask.shape, dtype=torch.float64, device=batch.times.device)
+        self.gap = self.hazard = self.restricted = self.error = zeros
+        self.step = torch.full_like(zeros, scale)
+        self.median = torch.full_like(zeros, horizon)
+        self.marks = zeros[..., None].repeat(1, 1, process.num_types)
+        self.rule = kronrod_rule(zeros.device)
+        # Integrals from 0 to each node of the polynomial through values at all nodes.
+        basis = np.polynomial.legendre.legvander(2 * self.rule.nodes.cpu().numpy() - 1, NUM_NODES)
+        self.running = torch.from_numpy(basis @ _antiderivative()).to(zeros.device)
+        edges = zeros.new_tensor([horizon])
+        if process.gap_breaks is not None:
+            edges = torch.cat([process.gap_breaks.to(zeros), edges]).clamp(max=horizon)
+        self.edges = edges
+
+    def advance(self, live: Bool[Tensor, "B N"], tolerance: float) -> None:
+        """Try a step after each live event, and keep the accurate ones."""
+        nodes, kronrod, gauss = self.rule
+        following = torch.searchsorted(self.edges, self.gap.contiguous(), right=True)
+        limit = self.edges[following.clamp(max=len(self.edges) - 1)]
+        room = (limit - self.gap).clamp(min=0.0)
+        step = torch.where(live, torch.minimum(self.step, room), 0.0)
+        gaps = self.gap[..., None] + step[..., None] * nodes
+        # Finished events are evaluated at a harmless gap and ignored.
+        gaps = torch.where(live[..., None], gaps, self.scale * nodes)
+        rates = self.process.intensity_after(self.batch, gaps).double()
+        rates = torch.where(live[..., None, None], rates, 0.0)
+        total = rates.sum(dim=-1)  # [B, N, nodes]
+        survival = torch.exp(-(self.hazard[..., None] + step[..., None] * (total @ self.running.T)))
+        fine, late = total @ kronrod, survival @ kronrod
+        late_error = (late - survival @ gauss).abs()
+        comes = total * survival
+        comes_error = (comes @ kronrod - comes @ gauss).abs()
+        left = torch.exp(-self.hazard)
+        error = step * ((fine - total @ gauss).abs() * left + comes_error)
+        error = error + step / self.scale * late_error
+        good = live & (error <= tolerance) & torch.isfinite(error)
+        # A step that cannot be halved any more is taken, and its error is reported.
+        taken = good | (live & (self.gap + step / 2 <= self.gap))
+        after = self.hazard + step * fine
+        crosses = taken & (self.hazard < math.log(2.0)) & (after >= math.log(2.0))
+        if bool(crosses.any()):
+            share = _locate_median(total[crosses], self.hazard[crosses], step[crosses])
+            self.median[crosses] = self.gap[crosses] + step[crosses] * share
+        marks = step[..., None] * torch.einsum("bngk,bng,g->bnk", rates, survival, kronrod)
+        self.marks = self.marks + torch.where(taken[..., None], marks, 0.0)
+        self.restricted = self.restricted + torch.where(taken, step * late, 0.0)
+        self.error = self.error + torch.where(taken, error, 0.0)
+        self.hazard = torch.where(taken, after, self.hazard)
+        reached = torch.where(step >= room, limit, self.gap + step)
+        self.gap = torch.where(taken, reached, self.gap)
+        shrunk = torch.where(live & ~taken, step / 2, self.step)
+        self.step = torch.where(taken & (error <= tolerance / 16), self.step * 2, shrunk)
 
 
 def _typical_gap(batch: EventBatch, horizon: float) -> float:
-    """Return the mean gap of a batch, as a scale to begin with; never beyond the horizon."""
-    times = batch.times.masked_fill(~batch.mask, 0.0)
-    gaps = times.diff(dim=1)[batch.mask[:, 1:]]
+    """Return the mean gap of a batch, as a scale to begin with; at most the horizon."""
+    gaps = batch.finite_times.diff(dim=1)[batch.mask[:, 1:]]
     mean = float(gaps.mean()) if gaps.numel() else 0.0
     return min(mean, horizon) if mean > 0 else horizon / 16
 
 
 @lru_cache(maxsize=1)
-def _integration() -> tuple[Float[Tensor, "n n"], Float[Tensor, "n n"]]:
-    """Return two matrices for values at the nodes on [0, 1].
-
-    The first gives the integrals of their polynomial from 0 to each node, the second its
-    coefficients in Legendre polynomials.
-    """
-    nodes = 2 * kronrod_rule()[0].numpy() - 1
-    to_coefficients = np.linalg.inv(np.polynomial.legendre.legvander(nodes, NUM_NODES - 1))
-    integrals = _legendre_integrals(nodes) @ to_coefficients
-    return torch.from_numpy(integrals), torch.from_numpy(to_coefficients)
-
-
-def _legendre_integrals(points: np.ndarray) -> np.ndarray:
-    """Return integrals of Legendre polynomials from -1 to points, halved as on [0, 1]."""
-    values = np.polynomial.legendre.legvander(points, NUM_NODES)
-    degree = np.arange(1, NUM_NODES)
-    higher = (values[..., 2:] - values[..., :-2]) / (2 * degree + 1)
-    return np.concatenate([values[..., 1:2] + 1.0, higher], axis=-1) / 2
+def _antiderivative() -> Float[np.ndarray, "16 15"]:
+    """Return Legendre coefficients of the integral from 0, for values at the nodes on [0, 1]."""
+    legendre = np.polynomial.legendre
+    nodes = 2 * kronrod_rule().nodes.numpy() - 1
+    coefficients = np.linalg.inv(legendre.legvander(nodes, NUM_NODES - 1))
+    return legendre.legint(coefficients, lbnd=-1) / 2
 
 
 def _locate_median(
     total: Float[Tensor, "R n"], before: Float[Tensor, "R"], step: Float[Tensor, "R"]
 ) -> Float[Tensor, "R"]:
     """Return the part of each step after which the integrated hazard is log 2."""
-    coefficients = (total.cpu() @ _integration()[1].T).numpy()
-    before, step = before.cpu(), step.cpu()
+    coefficients = total.cpu().numpy() @ _antiderivative().T
+    missing = (math.log(2.0) - before.cpu().numpy()) / step.cpu().numpy()
     low, high = np.zeros(len(total)), np.ones(len(total))
     for _ in range(_BISECTIONS):
         middle = (low + high) / 2
-        part = (_legendre_integrals(2 * middle - 1) * coefficients).sum(axis=-1)
-        below = before.numpy() + step.numpy() * part < math.log(2.0)
+        basis = np.polynomial.legendre.legvander(2 * middle - 1, NUM_NODES)
+        below = (basis * coefficients).sum(axis=-1) < missing
         low, high = np.where(below, middle, low), np.where(below, high, middle)
     return torch.from_numpy((low + high) / 2).to(total.device)
+
+
+class InvalidBoundError(RuntimeError):
+    """The intensity exceeds the upper bound that the process gives."""
+
+
+@dataclass(frozen=True)
+class Futures:
+    """Sequences drawn from a process.
+
+    Attributes:
+        sequences: The drawn events, without the histories; ids are the rows of `source`. Windows
+            run from the end of each history to the requested end.
+        source: The row of the batch of histories that each one continues.
+        is_cut: Whether a sequence stopped at the largest number of events.
+        num_candidates: Number of candidate events that were accepted or rejected.
+        num_raised: How often a bound found by probing proved too low and was raised.
+    """
+
+    sequences: EventSequences
+    source: Int[np.ndarray, "R"]
+    is_cut: Bool[np.ndarray, "R"]
+    num_candidates: int
+    num_raised: int
+
+
+@torch.no_grad()
+def sample(
+    process: EventProcess,
+    histories: EventBatch,
+    *,
+    until: float | Float[Tensor, "B"],
+    generator: torch.Generator,
+    start: float | Float[Tensor, "B"] | None = None,
+    num_futures: int = 1,
+    max_events: int = 10_000,
+    at_limit: Literal["error", "stop"] = "error",
+    progress: Callable[[int, int], None] | None = None,
+    time_unit: str | None = None,
+) -> Futures:
+    """Return futures of histories, all drawn together by thinning.
+
+    Candidates come at the rate of a bound of the intensity, and each is accepted with the
+    probability intensity / bound. If the intensity exceeds the `upper_bound` of the process, an
+    `InvalidBoundError` is raised. If the process has none, its intensity is probed on short
+    intervals, and around each jump that `gap_breaks` names. If a candidate shows that such a bound
+    is too low, the bound is raised and the interval is drawn again. A peak between the probes that
+    no candidate meets goes unseen, so a process with sharp peaks should state its bound.
+
+    Args:
+        process: The process.
+        histories: What has happened before; rows may be empty.
+        until: Where futures end, as a time.
+        generator: Source of randomness, on the CPU: the same seed gives the same futures.
+        start: Where futures begin, not before the last event; by default the time of the last
+            event, or without events the start of the window, or 0.
+        num_futures: Futures of each history.
+        max_events: Largest number of events of a future.
+        at_limit: What happens to a future with more events: an `error`, or it is cut (`stop`).
+        progress: Called with the number of finished futures and that of all.
+        time_unit: Name of the unit of time of the result.
+    """
+    check_choice("at_limit", at_limit, ("error", "stop"))
+    if num_futures < 1 or max_events < 1:
+        raise ValueError(
+            f"num_futures and max_events must be at least 1; got {num_futures} and {max_events}"
+        )
+    histories = histories.to(process.device)
+    begin = histories.last_times if start is None else _per_row(start, histories)
+    end = _per_row(until, histories)
+    if bool((begin < histories.last_times).any() | (end < begin).any()):
+        raise ValueError(
+            "futures must start at or after the last event, and end after they start; got starts "
+            f"{begin.tolist()[:5]}, ends {end.tolist()[:5]}"
+        )
+    source = torch.arange(len(histories)).repeat_interleave(num_futures)
+    walk = _Thinning(process, histories, source, begin[source], end[source], generator)
+    while len(walk.live):
+        walk.draw()
+        full = walk.num_new >= max_events
+        if at_limit == "error" and bool((full & (walk.now < walk.end)).any()):
+            raise RuntimeError(
+                f"a future has {max_events} events before it ends; the process may explode. "
+                "Raise max_events, or pass at_limit='stop'"
+            )
+        walk.live = walk.live[~full[walk.live]]
+        if progress is not None:
+            progress(len(source) - len(walk.live), len(source))
+    return walk.finish(max_events, time_unit)
+
+
+def _per_row(value: float | Float[Tensor, "B"], histories: EventBatch) -> Float[Tensor, "B"]:
+    tensor = torch.as_tensor(value, dtype=torch.float64)
+    if tensor.dim() > 1 or (tensor.dim() == 1 and len(tensor) != len(histories)):
+        raise ValueError(f"times must be a number or [{len(histories)}]; got {tensor.shape}")
+    if not bool(torch.isfinite(tensor).all()):
+        raise ValueError("futures must start and end at finite times")
+    return tensor.to(histories.times.device).expand(len(histories)).clone()
+
+
+class _Thinning:
+    """Unfinished futures: their events so far, and the time each has reached."""
+
+    def __init__(
+        self,
+        process: EventProcess,
+        histories: EventBatch,
+        source: Tensor,
+        begin: Tensor,
+        end: Tensor,
+        generator: torch.Generator,
+    ) -> None:
+        self.process, self.generator = process, generator
+        self.source, self.begin, self.end, self.now = source, begin, end, begin.clone()
+        self.events = histories.take(source.to(histories.times.device))
+        self.num_old = self.events.lengths
+        self.num_new = torch.zeros_like(self.num_old)
+        self.live = (self.now < self.end).nonzero()[:, 0]
+        self.factor = torch.ones_like(begin)  # of bounds that were found too low
+        self.width = end - begin  # over which a bound of the process is asked for
+        self.num_candidates = self.num_raised = 0
+
+    def draw(self) -> None:
+        """Draw a candidate for each live future, and accept it or not."""
+        live = self.live
+        batch, now, end = self.events.take(live), self.now[live], self.end[live]
+        with self.process.remember(batch):
+            bound, stop, is_given = self._bound(batch, now, end)
+            draws = torch.rand(3, len(live), generator=self.generator, dtype=torch.float64)
+            draws = draws.to(now.device)
+            # If the bound is 0, nothing comes and the wait is infinite.
+            candidate = now - torch.log1p(-draws[0]) / bound
+            inside = candidate <= stop
+            query = torch.maximum(torch.where(inside, candidate, stop), just_after(now))
+            rates = self.process.intensity(batch, query[:, None])[:, 0].double()
+        total = rates.sum(dim=-1)
+        too_high = (total > bound) & inside
+        if is_given and bool(too_high.any()):
+            row = int(too_high.nonzero()[0, 0])
+            raise InvalidBoundError(
+                f"the intensity is {float(total[row]):.6g} at time {float(query[row]):.6g}, above "
+                f"the bound {float(bound[row]):.6g} that the process gives"
+            )
+        if not bool(torch.isfinite(total[inside]).all()):
+            raise RuntimeError("the intensity is not finite where an event may come")
+        self.factor[live] = torch.where(too_high, self.factor[live] * _RAISE, 1.0)
+        if bool((self.factor > _RAISE**_LARGEST_RAISES).any()):
+            raise RuntimeError("no bound of the intensity is found; give the process upper_bound")
+        self.num_raised += int(too_high.sum())
+        self.num_candidates += int(inside.sum())
+        happens = inside & ~too_high & (draws[1] * bound < total)
+        kind = torch.searchsorted(rates.cumsum(dim=-1), (draws[2] * total)[:, None])[:, 0]
+        # After a rejection the bound is taken over less time, which makes it lower.
+        rejected = inside & ~too_high & ~happens
+        self.width[live] *= torch.where(rejected, 0.5, torch.where(inside, 1.0, 2.0))
+        self._append(live[happens], query[happens], kind.clamp(max=rates.shape[-1] - 1)[happens])
+        self.now[live] = torch.where(too_high, now, query)
+        self.live = live[self.now[live] < end]
+
+    def _bound(self, batch: EventBatch, now: Tensor, end: Tensor) -> tuple[Tensor, Tensor, bool]:
+        """Return a bound, until when it holds, and whether the process gave it."""
+        first = just_after(now)
+        stop = torch.maximum(torch.minimum(end, now + self.width[self.live]), first)
+        given = self.process.upper_bound(batch, now, stop)
+        if given is not None:
+            return given.double(), stop, True
+        rate = self.process.total_intensity(batch, first[:, None])[:, 0].double()
+        # A part of the whole: parts of what is left would never come to the end.
+        longest = (self.end - self.begin)[self.live] / 8
+        stop = torch.maximum(torch.minimum(end, now + torch.minimum(2.0 / rate, longest)), first)
+        share = torch.linspace(0, 1, _PROBES, dtype=torch.float64, device=now.device)
+        probes = first[:, None] + (stop - first)[:, None] * share
+        breaks = self.process.gap_breaks
+        if breaks is not None:
+            # Just before and just after each jump, which sums would miss by rounding.
+            jumps = batch.last_times[:, None] + breaks.to(batch.times)
+            before = torch.nextafter(jumps, jumps.new_tensor(-math.inf))
+            jumps = torch.cat([before, just_after(jumps)], dim=1)
+            jumps = torch.minimum(torch.maximum(jumps, first[:, None]), stop[:, None])
+            probes = torch.cat([probes, jumps], dim=1).sort(dim=1).values
+        peaks = self.process.total_intensity(batch, probes).double().cummax(dim=1).values
+        if breaks is not None:
+            # A bound that holds for a peak ahead would reject nearly all that comes before it.
+            reached = (peaks <= _STEEPEST * peaks[:, :1]).sum(dim=1, keepdim=True)
+            reached = (reached - 1).clamp(min=0)
+            stop, peaks = probes.gather(1, reached)[:, 0], peaks.gather(1, reached)
+        return peaks[:, -1] * _MARGIN * self.factor[self.live], stop, False
+
+    def _append(self, rows: Tensor, times: Tensor, types: Tensor) -> None:
+        if not len(rows):
+            return
+        slot = self.events.lengths[rows]
+        width = self.events.times.shape[1]
+        if int(slot.max()) >= width:
+            longer = {
+                name: torch.nn.functional.pad(getattr(self.events, name), (0, width))
+                for name in ("times", "types", "mask")
+            }
+            self.events = replace(self.events, **longer)
+        self.events.times[rows, slot] = times
+        self.events.types[rows, slot] = types
+        self.events.mask[rows, slot] = True
+        self.num_new[rows] += 1
+
+    def finish(self, max_events: int, time_unit: str | None) -> Futures:
+        """Return the events after the histories as sequences."""
+        steps = torch.arange(self.events.times.shape[1], device=self.events.times.device)
+        drawn = self.events.mask & (steps >= self.num_old[:, None])
+        source = self.source.cpu().numpy()
+        is_cut = ((self.num_new >= max_events) & (self.now < self.end)).cpu()
+        sequences = EventSequences(
+            self.events.times[drawn].cpu().numpy(),
+            self.events.types[drawn].cpu().numpy(),
+            np.concatenate([[0], np.cumsum(self.num_new.cpu().numpy())]),
+            ids=source,
+            num_types=self.process.num_types,
+            starts=self.begin.cpu().numpy(),
+            # A cut future is observed only until its last event.
+            ends=torch.where(is_cut, self.now.cpu(), self.end.cpu()).numpy(),
+            time_unit=time_unit,
+        )
+        return Futures(sequences, source, is_cut.numpy(), self.num_candidates, self.num_raised)

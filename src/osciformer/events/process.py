@@ -1,14 +1,15 @@
-"""What a marked temporal point process must be able to say."""
+"""The interface of a marked temporal point process."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
 from osciformer._types import Float, Tensor
-from osciformer.events.batch import EventBatch
+from osciformer.events.sequences import EventBatch, EventSequences
 
 # Entries of histories that the default of `intensity_after` holds at once.
 LARGEST_EXPANSION = 2_000_000
@@ -20,12 +21,12 @@ class EventProcess(ABC):
     $$\lambda_k(t) = \lim_{h \to 0} \frac1h
     P(\text{an event of type } k \text{ in } [t, t + h) \mid \text{events before } t)$$
 
-    `intensity` is all that a process must have. The rest has defaults, or returns None for "there
-    is no closed form", in which case quadrature and a verified bound take its place.
+    A process must define `intensity`. All other methods have defaults, or return None if there is
+    no closed form; quadrature and a verified bound are used then.
     """
 
     num_types: int
-    # Where batches are put that this process is asked about.
+    # Where this process expects its batches.
     device: torch.device | str = "cpu"
     # Times since the last event (or the start of the window) at which the intensity jumps or has a
     # corner, increasing [P]; integrators of `predict_next` do not step across them.
@@ -37,8 +38,8 @@ class EventProcess(ABC):
     ) -> Float[Tensor, "B M K"]:
         """Return the intensity of each type at any times, as left limits.
 
-        The value at t depends on the events of its row strictly before t alone: an event at t does
-        not see itself, nor others at the same time.
+        The value at t depends only on the events of its row strictly before t: an event at t sees
+        neither itself nor others at the same time.
 
         Args:
             batch: Events; padding must not matter, whatever it holds.
@@ -59,10 +60,7 @@ class EventProcess(ABC):
     ) -> Float[Tensor, "B M K"] | None:
         """Return the exact integral of the intensities over (start, end], or None.
 
-        Args:
-            batch: Events; those within an interval act on the rest of it.
-            start: Where the intervals begin.
-            end: Where they end, not before `start`.
+        Events within an interval act on the rest of it. No `end` lies before its `start`.
         """
         return None
 
@@ -74,64 +72,45 @@ class EventProcess(ABC):
         return None if by_type is None else by_type.sum(dim=-1)
 
     def remember(self, batch: EventBatch) -> AbstractContextManager[None]:
-        """Return a context in which a batch is asked about repeatedly; it may be encoded once."""
+        """Return a context in which repeated queries of a batch may share one encoding of it."""
         return nullcontext()
 
     def upper_bound(
         self, batch: EventBatch, start: Float[Tensor, "B"], end: Float[Tensor, "B"]
     ) -> Float[Tensor, "B"] | None:
-        """Return what the total intensity does not exceed on (start, end], or None if not known.
+        """Return an upper bound of the total intensity on (start, end], or None if unknown.
 
-        Args:
-            batch: The events so far, all at or before `start`; no further one happens.
-            start: Where the intervals begin.
-            end: Where they end.
+        All events of the batch lie at or before `start`, and no further one happens.
         """
         return None
 
     def intensity_after(
         self, batch: EventBatch, gaps: Float[Tensor, "B N G"]
     ) -> Float[Tensor, "B N G K"]:
-        """Return the intensities that each event would be followed by if no other one came.
+        """Return the intensities after each event if no other event follows it.
 
-        The value at (b, i, g) is the intensity at `times[b, i] + gaps[b, i, g]` given the events up
-        to and including i, as if those after it had not happened. This default builds a history for
-        each event; a process with a state after each event should do better.
-
-        Args:
-            batch: Events.
-            gaps: Times since the event, not negative; 0 stands for just after it.
-
-        Returns:
-            Intensities; what stands at padding has no meaning, but is finite.
+        The value at (b, i, g) is the intensity at `times[b, i] + gaps[b, i, g]` given only the
+        events up to and including i. A gap of 0 stands for just after the event. Values at padding
+        are finite but have no meaning. This default builds a history for each event; a process with
+        a state after each event should override it.
         """
         size, width, num_gaps = gaps.shape
         rows = torch.arange(size, device=gaps.device).repeat_interleave(width)
         known = torch.arange(1, width + 1, device=gaps.device).repeat(size)
         known = torch.minimum(known, batch.lengths[rows])
-        base = batch.times.masked_fill(~batch.mask, 0.0).reshape(-1, 1)
-        base = torch.where(batch.mask.reshape(-1, 1), base, batch.last_times[rows, None])
-        query = query_after(base, gaps.reshape(-1, num_gaps))
+        base = torch.where(batch.mask, batch.finite_times, batch.last_times[:, None])
+        query = query_after(base.reshape(-1, 1), gaps.reshape(-1, num_gaps))
         step = max(1, LARGEST_EXPANSION // (width + num_gaps))
-        parts = [
-            self.intensity(
-                batch.known_until(rows[i : i + step], known[i : i + step]), query[i : i + step]
-            )
-            for i in range(0, len(rows), step)
-        ]
-        return torch.cat(parts).reshape(size, width, num_gaps, -1)
+        parts = zip(rows.split(step), known.split(step), query.split(step), strict=True)
+        rates = [self.intensity(batch.known_until(r, k), q) for r, k, q in parts]
+        return torch.cat(rates).reshape(size, width, num_gaps, -1)
 
     def total_compensator_after(
         self, batch: EventBatch, gaps: Float[Tensor, "B N G"]
     ) -> Float[Tensor, "B N G"] | None:
-        """Return the exact integral of `intensity_after` from each event on, or None.
+        """Return exact integrals of `intensity_after`, summed over types, from 0 to gaps, or None.
 
-        Args:
-            batch: Events.
-            gaps: Where the integrals end, as times since the event, not negative.
-
-        Returns:
-            Integrals of the intensity of any event; what stands at padding has no meaning.
+        Values at padding have no meaning.
         """
         return None
 
@@ -139,8 +118,24 @@ class EventProcess(ABC):
 def query_after(
     event_times: Float[Tensor, "*#S"], gaps: Float[Tensor, "*#S"]
 ) -> Float[Tensor, "*#S"]:
-    """Return times at some gaps after events, later than these even where the sum rounds down."""
-    event_times = event_times.expand_as(gaps) if event_times.dim() == gaps.dim() else event_times
-    return torch.maximum(
-        event_times + gaps, torch.nextafter(event_times, event_times.new_tensor(torch.inf))
-    )
+    """Return times at some gaps after events, strictly later even where the sum rounds down."""
+    return torch.maximum(event_times + gaps, just_after(event_times))
+
+
+def just_after(times: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
+    """Return the next larger floating-point numbers."""
+    return torch.nextafter(times, times.new_tensor(torch.inf))
+
+
+def batches_for(
+    process: EventProcess, sequences: EventSequences, batch_size: int
+) -> Iterator[EventBatch]:
+    """Yield the sequences in batches on the device of the process; K must be the same."""
+    if process.num_types != sequences.num_types:
+        raise ValueError(
+            f"the process has {process.num_types} types and the sequences have "
+            f"{sequences.num_types}; pass type_names or num_types of the training data when "
+            "reading them"
+        )
+    for batch in sequences.batches(batch_size):
+        yield batch.to(process.device)

@@ -1,30 +1,29 @@
-"""Events as they come, and questions in between."""
+"""Events as they arrive, with queries in between."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 
 from osciformer._text import name_some
 from osciformer._types import Float, Int, Tensor
-from osciformer.events.batch import EventBatch
-from osciformer.events.prediction import NextEvent, predict_last
+from osciformer.events.prediction import Futures, NextEvent, predict_last, sample
 from osciformer.events.process import EventProcess
-from osciformer.events.sampling import Futures, sample
+from osciformer.events.sequences import EventBatch
 
-# Slots for events at the beginning; there are twice as many each time they run out.
+# Initial number of slots for events; it doubles whenever they run out.
 _FIRST_SLOTS = 16
 
 
 class EventStream:
-    """Sequences that grow event by event, and can be asked about what comes next at any time.
+    """Sequences that grow event by event, and can be queried at any time.
 
-    It keeps the events and asks the process about them, so that all answers are those that the
-    process gives for the same events at once. With a `context` the last events alone are kept:
-    memory and time stay bounded, and answers are those for these events.
+    The stream keeps the events and evaluates the process on them, so all answers are the same as
+    for a batch of these events. With a `context` it keeps only the last events, which bounds memory
+    and time.
 
     Args:
         process: Any process; a network should be in evaluation mode.
@@ -78,14 +77,14 @@ class EventStream:
         return np.where(self._kept > 0, last, -np.inf)
 
     def observe(self, times: Any, types: Any = 0, *, sequence: int | None = None) -> None:
-        """Take events into account; either all of them, or none if one is refused.
+        """Add events; if one is refused, none is added.
 
         Args:
             times: A time, or the times [M] of several events, not decreasing, and not before the
                 last event. Without `sequence` and with several sequences, one time for each [B].
             types: Their types: numbers from 0, or names; one for all, or as many as times.
-            sequence: The sequence that they belong to; each event belongs to another one if not
-                given, or all to the only one.
+            sequence: The sequence that they belong to. By default one event for each sequence, or
+                all for the only one.
         """
         moments = np.atleast_1d(np.asarray(times, dtype=np.float64))
         if moments.ndim != 1:
@@ -110,20 +109,18 @@ class EventStream:
             self._append(row, moment, code)
 
     def _codes(self, types: Any) -> Int[np.ndarray, "..."]:
-        given = np.asarray(types)
-        if given.dtype.kind in "UO" and self.type_names is not None:
-            unknown = [name for name in given.reshape(-1).tolist() if name not in self.type_names]
+        given, names = np.asarray(types), self.type_names
+        if given.dtype.kind in "UO" and names is not None:
+            asked = given.reshape(-1).tolist()
+            unknown = [name for name in asked if name not in names]
             if unknown:
                 raise ValueError(
-                    f"there is no type {name_some(unknown)}; the types are "
-                    f"{name_some(self.type_names)}"
+                    f"there is no type {name_some(unknown)}; the types are {name_some(names)}"
                 )
-            names = [self.type_names.index(name) for name in given.reshape(-1).tolist()]
-            return np.array(names, dtype=np.int64).reshape(given.shape)
+            return np.array([names.index(name) for name in asked], int).reshape(given.shape)
         if given.dtype.kind not in "iu":
             raise TypeError(
-                f"types must be integers from 0{', or names' if self.type_names else ''}; got "
-                f"{given.dtype}"
+                f"types must be integers from 0{', or names' if names else ''}; got {given.dtype}"
             )
         wrong = given[(given < 0) | (given >= self.process.num_types)]
         if wrong.size:
@@ -133,8 +130,7 @@ class EventStream:
         return given.astype(np.int64)
 
     def _check_order(self, moments: Float[np.ndarray, "M"], rows: Int[np.ndarray, "M"]) -> None:
-        if not np.isfinite(moments).all():
-            raise ValueError(f"times must be finite; got {moments[~np.isfinite(moments)][0]}")
+        _check_finite(moments)
         latest = self.last_times
         for row, moment in zip(rows.tolist(), moments.tolist(), strict=True):
             if moment < latest[row]:
@@ -152,7 +148,7 @@ class EventStream:
         self._times[row, slot], self._types[row, slot] = moment, code
         self._seen[row] += 1
         self._kept[row] += 1
-        # Twice the context is kept before the older half goes, so that few events are moved.
+        # The older half of twice the context is dropped at once, so that events rarely move.
         if self.context is not None and self._kept[row] > 2 * self.context:
             for array in (self._times, self._types):
                 array[row, : self.context] = array[row, slot + 1 - self.context : slot + 1]
@@ -161,16 +157,14 @@ class EventStream:
     def batch(self) -> EventBatch:
         """Return the events that are kept, on the device of the process."""
         known = self._kept if self.context is None else np.minimum(self._kept, self.context)
-        width = max(1, int(known.max()))
-        first = self._kept - known
-        steps = np.arange(width)
-        columns = np.minimum(first[:, None] + steps, np.maximum(self._kept - 1, 0)[:, None])
-        rows = np.arange(self.num_sequences)[:, None]
-        return EventBatch(
-            times=torch.from_numpy(self._times[rows, columns]),
-            types=torch.from_numpy(self._types[rows, columns]),
-            mask=torch.from_numpy(steps < known[:, None]),
-        ).to(self.process.device)
+        steps = np.arange(max(1, int(known.max())))
+        last = np.maximum(self._kept - 1, 0)[:, None]
+        where = (
+            np.arange(len(known))[:, None],
+            np.minimum((self._kept - known)[:, None] + steps, last),
+        )
+        arrays = (self._times[where], self._types[where], steps < known[:, None])
+        return EventBatch(*map(torch.from_numpy, arrays)).to(self.process.device)
 
     @torch.no_grad()
     def intensity(self, times: Any) -> Float[np.ndarray, "..."]:
@@ -178,8 +172,7 @@ class EventStream:
 
         Args:
             times: A time for all sequences, or one for each [B], or several for each [B, M]; not
-                before the last event. At the time of the last event itself it is the rate just
-                before it, as everywhere.
+                before the last event. At the time of the last event it is the rate just before it.
 
         Returns:
             Events per unit of time, [B, K]; [B, M, K] for several times.
@@ -190,14 +183,11 @@ class EventStream:
         return rates[:, 0] if asked.ndim == 1 else rates
 
     def predict_next(self, *, horizon: float, tolerance: float = 1e-6) -> NextEvent:
-        """Return the next event of each sequence, counted from its last one.
+        """Return the prediction after the last event of each sequence, with N = 1.
 
         Args:
             horizon: Where to stop, as a gap.
-            tolerance: As of `osciformer.events.predict_next`.
-
-        Returns:
-            Arrays with N = 1, the last event of each sequence.
+            tolerance: As for `osciformer.events.predict_next`.
         """
         self._need_events("a prediction")
         return predict_last(self.process, self.batch(), horizon=horizon, tolerance=tolerance)
@@ -208,10 +198,7 @@ class EventStream:
         until: float | Float[Tensor, "B"],
         generator: torch.Generator,
         now: float | Float[Tensor, "B"] | None = None,
-        num_futures: int = 1,
-        max_events: int = 10_000,
-        at_limit: Literal["error", "stop"] = "error",
-        progress: Callable[[int, int], None] | None = None,
+        **settings: Any,
     ) -> Futures:
         """Return futures of the sequences; see `osciformer.events.sample`.
 
@@ -219,24 +206,11 @@ class EventStream:
             until: Where futures end, as a time.
             generator: Source of randomness.
             now: Until when nothing further has happened; the last event if not given.
-            num_futures: Futures of each sequence.
-            max_events: Largest number of events of a future.
-            at_limit: `error`, or `stop`.
-            progress: Called with the number of finished futures and that of all.
+            **settings: `num_futures`, `max_events`, `at_limit` and `progress` of `sample`.
         """
         self._need_events("a future")
-        return sample(
-            self.process,
-            self.batch(),
-            until=until,
-            generator=generator,
-            start=now,
-            num_futures=num_futures,
-            max_events=max_events,
-            at_limit=at_limit,
-            progress=progress,
-            time_unit=self.time_unit,
-        )
+        settings = {"start": now, "time_unit": self.time_unit, **settings}
+        return sample(self.process, self.batch(), until=until, generator=generator, **settings)
 
     def reset(self, sequence: int | None = None) -> None:
         """Forget the events of a sequence, or of all."""
@@ -252,8 +226,7 @@ class EventStream:
                 f"times must be a number, [{self.num_sequences}] or [{self.num_sequences}, M]; "
                 f"got {list(asked.shape)}"
             )
-        if not np.isfinite(asked).all():
-            raise ValueError(f"times must be finite; got {asked[~np.isfinite(asked)][0]}")
+        _check_finite(asked)
         early = asked < (self.last_times if asked.ndim == 1 else self.last_times[:, None])
         if early.any():
             raise ValueError(
@@ -266,3 +239,8 @@ class EventStream:
         if (self._kept == 0).any():
             row = int(np.argmax(self._kept == 0))
             raise ValueError(f"{what} needs an event to start from; sequence {row} has none")
+
+
+def _check_finite(times: Float[np.ndarray, "..."]) -> None:
+    if not np.isfinite(times).all():
+        raise ValueError(f"times must be finite; got {times[~np.isfinite(times)][0]}")

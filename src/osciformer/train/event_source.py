@@ -7,8 +7,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from osciformer.data.batches import LengthBatches
-from osciformer.events.batch import EventBatch
-from osciformer.events.sequences import EventSequences
+from osciformer.events.sequences import EventBatch, EventSequences
 from osciformer.train.sources import EpochBatches, per_process
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from osciformer._types import Float, Tensor
-from osciformer.events.batch import EventBatch
 from osciformer.events.likelihood import LikelihoodTerms
+from osciformer.events.sequences import EventBatch
 from osciformer.train.scores import Scores
 from osciformer.train.tasks import Task
 

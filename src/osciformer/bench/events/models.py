@@ -21,8 +21,7 @@ from osciformer._text import did_you_mean
 from osciformer.bench.events.datasets import EventTask
 from osciformer.bench.speed import milliseconds
 from osciformer.events import EventProcess, EventSequences, PoissonProcess, log_likelihood
-from osciformer.events.classical.renewal import MarkRule
-from osciformer.events.classical.selection import NUM_BINS, choose_hawkes, choose_renewal
+from osciformer.events.classical import NUM_BINS, MarkRule, choose_hawkes, choose_renewal
 from osciformer.events.neural import BlendedEventProcess, EventModelConfig, make_event_model
 from osciformer.events.neural.baselines import BASELINE_MODELS
 from osciformer.events.neural.blended import companions_of

@@ -12,8 +12,13 @@ from torch import nn
 from osciformer._text import check_choice
 from osciformer._types import Float, Tensor
 from osciformer.events.blending import BlendedProcess, check_members, fit_weights, log_densities
-from osciformer.events.classical import GapDensity, HawkesProcess, RenewalProcess
-from osciformer.events.classical.selection import choose_hawkes, choose_renewal
+from osciformer.events.classical import (
+    GapDensity,
+    HawkesProcess,
+    RenewalProcess,
+    choose_hawkes,
+    choose_renewal,
+)
 from osciformer.events.neural.config import EventModelConfig
 from osciformer.events.neural.factory import make_event_model
 from osciformer.events.neural.heads import grid_step

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from osciformer._types import Float, Int, Tensor
-from osciformer.events.batch import EventBatch
+from osciformer.events.sequences import EventBatch
 from osciformer.nn.exact import ExactBuffers
 
 

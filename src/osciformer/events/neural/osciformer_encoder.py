@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from osciformer._types import Float, Int, Tensor
-from osciformer.events.batch import EventBatch
 from osciformer.events.neural.after_block import AfterBlock, Moves, PreparedBlock
 from osciformer.events.neural.encoder import EventEmbedding, EventEncoder, EventStates, gaps_of
 from osciformer.events.neural.resonator_memory import MEMORY_ZETA, ResonatorMemory
+from osciformer.events.sequences import EventBatch
 from osciformer.math.banks import frequency_range
 from osciformer.ops.attention.after import (
     Rows,

@@ -11,14 +11,12 @@ import torch
 from torch import nn
 
 from osciformer._types import Float, Int, Tensor
-from osciformer.events.batch import EventBatch
-from osciformer.events.likelihood import LikelihoodTerms
+from osciformer.events.likelihood import LikelihoodTerms, kronrod_rule
 from osciformer.events.neural.config import EventModelConfig
 from osciformer.events.neural.encoder import EventEncoder, gaps_of
 from osciformer.events.neural.heads import EventHead, EventPairs
 from osciformer.events.process import EventProcess
-from osciformer.events.quadrature import kronrod_rule
-from osciformer.events.sequences import EventSequences
+from osciformer.events.sequences import EventBatch, EventSequences
 
 # Random nodes per gap in training, one in each of as many strata.
 _TRAINING_NODES = 6

@@ -11,8 +11,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from osciformer._types import Float, Int, Tensor
-from osciformer.events.batch import EventBatch
 from osciformer.events.neural.encoder import EventEmbedding, EventEncoder, EventStates, gaps_of
+from osciformer.events.sequences import EventBatch
 from osciformer.models.baselines.contiformer import ContiFormerAttention
 from osciformer.models.baselines.contiformer_pairs import Pairs, attend_pairs, query_spline
 from osciformer.nn.encoder import EncoderBlock

@@ -11,9 +11,9 @@ from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from osciformer._types import Float, Tensor
-from osciformer.events.batch import EventBatch
 from osciformer.events.neural.baselines.times import elapsed_of
 from osciformer.events.neural.encoder import EventEmbedding, EventEncoder, EventStates, gaps_of
+from osciformer.events.sequences import EventBatch
 from osciformer.math.banks import frequency_bank, frequency_range
 from osciformer.nn.encoder import FeedForward
 from osciformer.nn.exact import ExactBuffers

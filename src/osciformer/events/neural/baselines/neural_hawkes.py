@@ -9,8 +9,8 @@ from torch import nn
 from torch.nn import functional
 
 from osciformer._types import Float, Tensor
-from osciformer.events.batch import EventBatch
 from osciformer.events.neural.encoder import EventEncoder, EventStates, GapScale, gaps_of
+from osciformer.events.sequences import EventBatch
 
 
 class _Cells(NamedTuple):

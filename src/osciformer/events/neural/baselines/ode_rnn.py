@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from osciformer._types import Float, Tensor
-from osciformer.events.batch import EventBatch
 from osciformer.events.neural.encoder import EventEmbedding, EventEncoder, EventStates, gaps_of
+from osciformer.events.sequences import EventBatch
 
 
 class GapFlow(nn.Module):

@@ -7,8 +7,8 @@ from typing import Any
 from torch import nn
 
 from osciformer._types import Float, Tensor
-from osciformer.events.batch import EventBatch
 from osciformer.events.neural.encoder import EventEmbedding, EventEncoder, EventStates
+from osciformer.events.sequences import EventBatch
 
 
 class RecurrentEventEncoder(EventEncoder):

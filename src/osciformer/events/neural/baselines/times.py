@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from osciformer._types import Float, Tensor
-from osciformer.events.batch import EventBatch
+from osciformer.events.sequences import EventBatch
 
 
 def elapsed_of(batch: EventBatch) -> Float[Tensor, "B N"]:

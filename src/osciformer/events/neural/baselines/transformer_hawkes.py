@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from osciformer._types import Float, Tensor
-from osciformer.events.batch import EventBatch
 from osciformer.events.neural.baselines.times import elapsed_of, index_of
 from osciformer.events.neural.encoder import EventEncoder, EventStates, GapScale, gaps_of
+from osciformer.events.sequences import EventBatch
 from osciformer.math.banks import frequency_range
 from osciformer.models.baselines.transformer import DotProductAttention
 from osciformer.nn.encoder import EncoderBlock
