@@ -52,7 +52,7 @@ PAGES = {
     "docs/results.md": "results.md",
     "src/osciformer/math/README.md": "mathematics.md",
     "src/osciformer/ops/attention/README.md": "backends.md",
-    "src/osciformer/ops/attention/fused/README.md": "backends.md#the-triton-backend",
+    "src/osciformer/ops/attention/triton/README.md": "backends.md#the-triton-backend",
 }
 
 

@@ -13,9 +13,9 @@ from osciformer.nn.attention import OscillatorAttention
 from osciformer.nn.encoder import Encoder, EncoderBlock
 from osciformer.nn.spectrum import Spectrum
 from osciformer.ops.attention.drive import Drive
-from osciformer.ops.attention.motion import Medium
 from osciformer.ops.attention.step import (
     STREAMING_QUERIES,
+    Medium,
     StepCache,
     StepSettings,
     advance,

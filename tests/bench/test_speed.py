@@ -151,9 +151,9 @@ class _Off(torch.autograd.Function):
 
 
 def break_blocked(monkeypatch, change):
-    def attend(*args, **kwargs):
-        out, *rest = blocked.attend(*args, **kwargs)
-        return (change(out), *rest)
+    def attend(inputs):
+        result = blocked.attend(inputs)
+        return result._replace(out=change(result.out))
 
     broken = types.SimpleNamespace(attend=attend)
     monkeypatch.setitem(_dispatch._MODULES, "blocked", broken)

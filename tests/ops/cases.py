@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from osciformer.ops import Drive, oscillator_attention
+from osciformer.ops.attention.inputs import AttentionInputs, Oscillators
 
 DOUBLE = torch.float64
 MODES = ("hold", "linear", "ridge", "ridge_causal", "anchored", "learned")
@@ -136,6 +137,16 @@ def call(x, *, query="hold", ridge=1e-3, rows=(), keys=(), **options):
     return oscillator_attention(
         *tokens, **x, query=query, query_params=params or None, drive=drive, **options
     )
+
+
+def attention_inputs(path, k, v, query_times, key_times, **flat):
+    """Return the inputs of a backend from flat arguments, named as those of the operator."""
+    parts = ("omega", "zeta", "velocity", "equilibrium")
+    keys, values = (
+        Oscillators(start, *(flat.pop(f"{role}_{part}", None) for part in parts))
+        for role, start in (("key", k), ("value", v))
+    )
+    return AttentionInputs(path, query_times, key_times, keys, values, **flat)
 
 
 TIMES = ("query_times", "key_times", "times", "instants")

@@ -149,7 +149,7 @@ def rounding_to_nearest(monkeypatch):
 @pytest.fixture(autouse=True)
 def no_blocked(monkeypatch):
     """Let nothing be handed on to `blocked` by the kernels' way in."""
-    way_in = importlib.import_module("osciformer.ops.attention.fused.attend")
+    way_in = importlib.import_module("osciformer.ops.attention.triton.attend")
     monkeypatch.setattr(way_in, "blocked", None)
 
 
@@ -159,7 +159,7 @@ def no_blocked(monkeypatch):
 @pytest.fixture
 def short_spans(monkeypatch):
     """Make two tiles a span, so that three spans are a short series."""
-    monkeypatch.setattr("osciformer.ops.attention.fused.tiling.SPAN", 128)
+    monkeypatch.setattr("osciformer.ops.attention.triton.call.SPAN", 128)
 
 
 def uneven_times(length, *, batch=1, seed=3):

@@ -13,11 +13,12 @@ from osciformer.ops.attention.after import (
     Transition,
     accumulate,
     attend_after,
-    carry_all,
     compose,
     look_back,
+    states_by_lag,
     transition,
 )
+from osciformer.testing import relative_error
 
 SIZE, HEADS, CHANNELS = 2, 2, 3
 WIDTH = HEADS * CHANNELS
@@ -41,7 +42,13 @@ def draw_times(num_tokens: int, ties: bool = False) -> Tensor:
 
 
 def attend(
-    q: Tensor, starts: list[Tensor], times: Tensor, gaps: Tensor, chunk: int, average: bool
+    q: Tensor,
+    starts: list[Tensor],
+    times: Tensor,
+    gaps: Tensor,
+    chunk: int,
+    average: bool,
+    spectrum: tuple[Tensor, Tensor] = (OMEGA, ZETA),
 ) -> Tensor:
     """Return `attend_after` of tokens in chunks; the spectra of keys and values are swapped."""
     num_tokens = times.shape[1]
@@ -56,7 +63,8 @@ def attend(
         torch.where(far < (index // chunk * chunk)[:, None], far_ages, -1.0),
     )
     seen, overs = [], []
-    for number, (omega, zeta) in enumerate(((OMEGA, ZETA), (OMEGA.flip(0), ZETA.flip(0)))):
+    swapped = [x.flip(0) for x in spectrum]
+    for number, (omega, zeta) in enumerate((spectrum, swapped)):
         seen.append(
             look_back(
                 starts[2 * number],
@@ -119,6 +127,52 @@ def test_rows_are_those_of_the_operator(
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)
 
 
+OFFSETS = ((-1e-3, -1e-6, -1e-9, 0.0, 1e-9, 1e-3), (-1e-5, -4e-7, -1e-12, 1e-12, 6e-7, 1e-5))
+
+
+@pytest.mark.parametrize("offsets", OFFSETS, ids=["near", "nearer"])
+@pytest.mark.parametrize("average", [True, False], ids=["average", "point"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["double", "single"])
+def test_the_oracle_agrees_through_critical_damping(
+    dtype: torch.dtype, average: bool, offsets: tuple[float, ...]
+) -> None:
+    """Outputs and all gradients, those of frequencies and damping ratios included."""
+    num_tokens, chunk = 4, 2
+    times = torch.tensor([[0.0, 0.3, 1.0, 3.0]], dtype=torch.float64)
+    waits = times.diff(dim=1, append=times[:, -1:] + 3.0)
+    gaps = waits[..., None] * torch.tensor([0.0, 0.4, 0.99], dtype=torch.float64)
+    times, gaps = times.to(dtype), gaps.to(dtype)
+    q = draw(1, num_tokens, 3, HEADS, CHANNELS, seed=1).to(dtype).requires_grad_()
+    starts = [draw(1, num_tokens, WIDTH, seed=n).to(dtype).requires_grad_() for n in (2, 3, 4, 5)]
+    omega = torch.tensor([0.3, 2.0, 12.0, 5.0, 1.0, 7.0], dtype=torch.float64).requires_grad_()
+    zeta = (1.0 + torch.tensor(offsets, dtype=torch.float64)).requires_grad_()
+    out = attend(q, starts, times, gaps, chunk, average, (omega, zeta))
+    by_head = [x.unflatten(-1, (HEADS, CHANNELS)) for x in starts]
+    spectra = [x.reshape(HEADS, CHANNELS) for x in (omega, zeta, omega.flip(0), zeta.flip(0))]
+    want = oscillator_attention(
+        q.flatten(1, 2),
+        by_head[0],
+        by_head[2],
+        (times.double()[..., None] + gaps.double()).flatten(1),
+        times.double(),
+        key_omega=spectra[0],
+        key_zeta=spectra[1],
+        value_omega=spectra[2],
+        value_zeta=spectra[3],
+        key_velocity=by_head[1],
+        value_velocity=by_head[3],
+        value="average" if average else "point",
+        backend="oracle",
+    ).unflatten(1, (num_tokens, 3))
+    tolerance = 1e-10 if dtype == torch.float64 else 1e-5
+    assert relative_error(out, want) <= tolerance
+    weight = draw(*out.shape, seed=8)
+    inputs = [q, *starts, omega, zeta]
+    found = torch.autograd.grad((out * weight).sum(), inputs)
+    for got, wanted in zip(found, torch.autograd.grad((want * weight).sum(), inputs), strict=True):
+        assert relative_error(got, wanted) <= 10 * tolerance
+
+
 @pytest.mark.parametrize("average", [True, False])
 def test_chunks_make_no_difference_even_at_ties_and_beyond_the_next_token(average: bool) -> None:
     times = draw_times(12, ties=True)
@@ -155,8 +209,7 @@ def test_transitions_compose_and_start_at_the_identity() -> None:
 
 def test_single_precision_is_reached_by_plain_formulas() -> None:
     gaps = torch.logspace(-6, 3, 60, dtype=torch.float64)
-    nearly = torch.where(ZETA == 1, 1.0000001, ZETA)
-    spectra = [x.clone().requires_grad_() for x in (OMEGA, nearly)]
+    spectra = [x.clone().requires_grad_() for x in (OMEGA, ZETA)]
     exact = transition(gaps.float().double(), *spectra)
     plain = transition(gaps.float(), *spectra)
     # Of each entry, what it is multiplied with: a velocity is about omega times a position.
@@ -191,7 +244,7 @@ def test_lags_hold_what_each_token_has_become(num_lags: int) -> None:
     times = draw_times(8)
     position, velocity = (draw(SIZE, 8, WIDTH, seed=n) for n in (1, 2))
     over = transition(times.diff(dim=1, prepend=times[:, :1]), OMEGA, ZETA)
-    known = carry_all(position, velocity, over, num_lags)
+    known = states_by_lag(position, velocity, over, num_lags)
     assert known.position.shape == (SIZE, 8, num_lags, WIDTH)
     for lag in range(num_lags):
         moved = transition(times[:, lag:] - times[:, : 8 - lag], OMEGA, ZETA)

@@ -262,7 +262,7 @@ def test_auto_is_blocked_and_says_why():
 @pytest.mark.parametrize("is_there", [True, False], ids=["triton", "no-triton"])
 def test_auto_goes_by_device_and_dtype(is_there, monkeypatch):
     monkeypatch.setattr(
-        "osciformer.ops._dispatch.fused.missing", lambda device: None if is_there else "no Triton"
+        "osciformer.ops._dispatch.triton.missing", lambda device: None if is_there else "no Triton"
     )
 
     class OnCuda:

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from osciformer.ops.attention.blocked.spans import distinct_gaps
+from osciformer.ops.attention.blocked.paths import distinct_gaps
 from osciformer.testing import relative_error
 
 from .cases import call

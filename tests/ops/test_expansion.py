@@ -7,8 +7,9 @@ import torch
 
 from osciformer.math.driven import driven_response
 from osciformer.math.oscillator import propagator
+from osciformer.ops.attention.blocked.attend import collapse, expand_channels, expand_path
 from osciformer.ops.attention.drive import Drive
-from osciformer.ops.attention.expansion import expand_channels, expand_path, is_resonant
+from osciformer.ops.attention.inputs import Oscillators
 from osciformer.ops.attention.query import resolve_query
 
 from .cases import (
@@ -40,9 +41,10 @@ def pieces():
 @pytest.mark.parametrize("s", [0.0, 1e-3, 0.4, 6.0])
 def test_expanded_oscillators_move_like_the_driven_one(s):
     x, velocity, rest, drive = pieces()
-    free = expand_channels(x, velocity, OMEGA, ZETA, rest, drive, "key")
+    tokens = Oscillators(x, OMEGA, ZETA, velocity, rest)
+    free, groups = expand_channels(tokens, drive, "key")
     g11, g12, _, _ = propagator(tensor(s), free.omega, free.zeta)
-    got = free.collapse(g11 * free.start + g12 * free.velocity)
+    got = collapse(g11 * free.start + g12 * free.velocity, groups)
 
     g11, g12, _, _ = propagator(tensor(s), OMEGA, ZETA)
     mode, cos, sin = drive.gains("key")
@@ -58,21 +60,19 @@ def test_expanded_oscillators_move_like_the_driven_one(s):
 )
 def test_each_rest_position_and_drive_mode_adds_a_group(has_rest, has_drive, groups):
     x, velocity, rest, drive = pieces()
-    free = expand_channels(
-        x, velocity, OMEGA, ZETA, rest if has_rest else None, drive if has_drive else None, "key"
-    )
-    assert free.groups == groups
+    tokens = Oscillators(x, OMEGA, ZETA, velocity, rest if has_rest else None)
+    free, found = expand_channels(tokens, drive if has_drive else None, "key")
+    assert found == groups
     assert free.start.shape == (1, 4, H, groups * C)
     assert free.omega.shape == free.zeta.shape == (H, groups * C)
-    torch.testing.assert_close(free.collapse(free.start), x)
-    torch.testing.assert_close(free.collapse(free.velocity), velocity)
+    torch.testing.assert_close(collapse(free.start, groups), x)
+    torch.testing.assert_close(collapse(free.velocity, groups), velocity)
 
 
 def test_a_drive_of_keys_leaves_values_alone():
     x, velocity, _, drive = pieces()
-    free = expand_channels(x, velocity, OMEGA, ZETA, None, drive, "value")
-    assert free.groups == 1
-    assert free.start is x
+    tokens = Oscillators(x, OMEGA, ZETA, velocity)
+    assert expand_channels(tokens, drive, "value") == (tokens, 1)
 
 
 @pytest.mark.parametrize("query", ["hold", "linear", "ridge", "anchored"])
@@ -112,9 +112,8 @@ def test_resonance_is_a_drive_on_an_undamped_channel_of_its_frequency(
 ):
     drive = Drive(tensor([drive_omega]), key_cos=torch.ones(1, 1, 1, dtype=DOUBLE))
     rates = (tensor([[omega]]), tensor([[zeta]]))
-    assert is_resonant(drive, "key", *rates) is want
-    assert is_resonant(drive, "value", *rates) is False
-    assert is_resonant(None, "key", *rates) is False
+    assert drive.is_resonant("key", *rates) is want
+    assert drive.is_resonant("value", *rates) is False
 
 
 @pytest.mark.parametrize("role", ["key", "value"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from osciformer.ops.attention.blocked.levels import Levels
+from osciformer.ops.attention.blocked.timeline import Levels
 
 
 def meetings(levels):

@@ -14,7 +14,13 @@ from osciformer.ops.attention import oracle
 from osciformer.ops.attention.drive import Drive
 from osciformer.ops.attention.query import ConstantPath, SinusoidPath, resolve_query
 
+from .cases import attention_inputs
+
 DOUBLE = torch.float64
+
+
+def attend(*args, **flat):
+    return oracle.attend(attention_inputs(*args, **flat))
 
 
 def spectrum(omega, zeta):
@@ -25,7 +31,7 @@ def spectrum(omega, zeta):
 def logit(path, k, gap, *, start=0.0, **kwargs):
     """The logit of one key and one row: the log-sum-exp of a single entry."""
     times = torch.tensor([[start]], dtype=DOUBLE)
-    out, lse, _ = oracle.attend(path, k, k, times + gap, times, scale=1.0, **kwargs)
+    out, lse, _ = attend(path, k, k, times + gap, times, scale=1.0, **kwargs)
     return out[0, 0, 0], lse.item()
 
 
@@ -152,19 +158,19 @@ def test_gradcheck_of_every_input(mode):
     case, params = small_case(mode)
     inputs = tuple(x.requires_grad_() for x in case.values())
 
-    def attend(*tensors):
+    def run(*tensors):
         x = dict(zip(case, tensors, strict=True))
         gains = (x.pop(name) for name in ("key_cos", "key_sin", "value_cos", "value_sin"))
         drive = Drive(x.pop("drive_omega"), *gains)
         times = x.pop("times")
         path = resolve_query(mode, x.pop("q"), times, params)
         # Row 0 sees only itself, whose gap is zero and stays zero.
-        out, lse, _ = oracle.attend(
+        out, lse, _ = attend(
             path, x.pop("k"), x.pop("v"), times, times, drive=drive, scale=0.6, **x
         )
         return out, lse
 
-    assert torch.autograd.gradcheck(attend, inputs, fast_mode=True, atol=1e-6, rtol=1e-5)
+    assert torch.autograd.gradcheck(run, inputs, fast_mode=True, atol=1e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize("mode", ["hold", "linear"])
@@ -176,7 +182,7 @@ def test_finer_panels_change_nothing(mode, monkeypatch):
     def run():
         path = resolve_query(mode, case["q"], case["times"], params)
         rest = {n: case[n] for n in ("key_omega", "key_zeta", "value_omega", "value_zeta")}
-        return oracle.attend(
+        return attend(
             path, case["k"], case["v"], case["times"], case["times"], scale=1.0,
             key_velocity=case["key_velocity"], **rest,
         )[:2]  # fmt: skip
@@ -191,7 +197,7 @@ def test_zero_gap_is_the_limit_and_constant_in_the_gap():
     k, q, v = (torch.randn(1, 1, 1, 3, dtype=DOUBLE) for _ in range(3))
     times = torch.zeros(1, 1, dtype=DOUBLE, requires_grad=True)
     rates = spectrum([1.0, 2.0, 3.0], [0.3, 1.0, 3.0])
-    out, lse, weights = oracle.attend(
+    out, lse, weights = attend(
         ConstantPath(q), k, v, times, torch.zeros(1, 1, dtype=DOUBLE), scale=0.5,
         key_velocity=k, return_weights=True, **rates,
     )  # fmt: skip
@@ -207,7 +213,7 @@ def test_rows_that_see_nothing_are_zero_with_finite_gradients():
     times = torch.tensor([[0.0, 1.0]], dtype=DOUBLE)
     q = torch.randn(1, 3, 1, 1, dtype=DOUBLE)
     rows = torch.tensor([[-1.0, 0.0, 2.0]], dtype=DOUBLE)
-    out, lse, weights = oracle.attend(
+    out, lse, weights = attend(
         ConstantPath(q), k, k, rows, times, scale=1.0, strict=True, return_weights=True,
         mask=torch.tensor([[True, False]]), **spectrum([1.0], [0.1]),
     )  # fmt: skip
@@ -222,5 +228,5 @@ def test_rows_that_see_nothing_are_zero_with_finite_gradients():
 def test_float32_inputs_are_judged_in_float64():
     k, times = torch.randn(1, 2, 1, 1), torch.tensor([[0.0, 1.0]])
     rates = {name: rate.float() for name, rate in spectrum([1.0], [0.1]).items()}
-    out, lse, _ = oracle.attend(ConstantPath(k), k, k, times, times, scale=1.0, **rates)
+    out, lse, _ = attend(ConstantPath(k), k, k, times, times, scale=1.0, **rates)
     assert out.dtype == lse.dtype == DOUBLE

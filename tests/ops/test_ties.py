@@ -45,7 +45,7 @@ def test_find_ties_names_the_present_keys_at_each_time(mask):
 @pytest.mark.parametrize("mask", [None, MASK], ids=["all", "masked"])
 def test_attention_over_ties_is_dot_product_attention(mask):
     q, k, v = tokens()
-    out, lse = attend_tied(q, k, v, *find_ties(ROWS, KEYS, mask))
+    out, lse = attend_tied(q, k, v, find_ties(ROWS, KEYS, mask))
     tied = ROWS[:, :, None] == KEYS[:, None]
     tied = tied if mask is None else tied & mask[:, None]
     want, want_lse = dense(q, k, v, tied)
@@ -59,7 +59,7 @@ def test_gradcheck_of_output_and_logsumexp(mask):
     ties = find_ties(ROWS, KEYS, mask)
 
     def function(q, k, v):
-        out, lse = attend_tied(q, k, v, *ties)
+        out, lse = attend_tied(q, k, v, ties)
         return out, torch.where(lse == -math.inf, 0.0, lse)
 
     inputs = tuple(x.requires_grad_() for x in tokens())
@@ -69,7 +69,7 @@ def test_gradcheck_of_output_and_logsumexp(mask):
 def test_rows_without_ties_are_zero_and_pull_back_nothing():
     q, k, v = (x.requires_grad_() for x in tokens())
     ties = find_ties(ROWS + 0.01, KEYS, None)
-    out, lse = attend_tied(q, k, v, *ties)
+    out, lse = attend_tied(q, k, v, ties)
     assert (out == 0).all()
     assert (lse == -math.inf).all()
     for gradient in torch.autograd.grad(out.sum(), (q, k, v)):
@@ -78,7 +78,7 @@ def test_rows_without_ties_are_zero_and_pull_back_nothing():
 
 def test_large_logits_do_not_overflow():
     q, k, v = tokens()
-    out, lse = attend_tied(1e4 * q, k, v, *find_ties(ROWS, KEYS, None))
+    out, lse = attend_tied(1e4 * q, k, v, find_ties(ROWS, KEYS, None))
     assert torch.isfinite(out).all()
     assert not torch.isnan(lse).any()
 

@@ -76,7 +76,7 @@ def test_rows_go_to_their_positions_and_back():
     line = CrossTimeline(rows, keys, None)
     x = torch.randn(2, 6, 3)
     assert torch.equal(line.positions_to_rows(line.rows_to_positions(x)), x)
-    holds_query = line.holds_query()[:, : line.levels.padded]
+    holds_query = line.holds_query[:, : line.levels.padded]
     assert holds_query.sum(1).tolist() == [6, 6]
     torch.testing.assert_close(line.starts[holds_query].reshape(2, 6), rows)
 

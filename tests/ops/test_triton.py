@@ -26,7 +26,7 @@ from .triton_cases import VELOCITIES, ZETA, exact, make_inputs, run
 pytestmark = pytest.mark.filterwarnings("ignore:.*encountered in.*:RuntimeWarning")
 
 
-# --- Sizes: a block is 8 tokens, a tile 64, a span of the far stage 512. --------------------------
+# --- Sizes: a chunk is 8 tokens, a tile 64, a span of the far stage 512. --------------------------
 
 
 @pytest.mark.parametrize("length", [1, 63, 65])
@@ -35,12 +35,12 @@ def test_lengths_around_a_tile(length):
 
 
 @pytest.mark.parametrize(("length", "value"), [(8, "average"), (9, "point")])
-def test_lengths_around_a_block(length, value):
+def test_lengths_around_a_chunk(length, value):
     check(make_inputs(1, length), value=value)
 
 
 @pytest.mark.parametrize("length", [15, 17])
-def test_ties_across_the_borders_of_blocks(length):
+def test_ties_across_the_borders_of_chunks(length):
     mask = torch.arange(length)[None] % 7 != 5
     check(make_inputs(1, length, times=tied_times(length, [(2, 3), (6, 9), (12, 16)])), mask=mask)
 
@@ -69,7 +69,7 @@ def test_every_stage_with_ties_and_a_mask(length, value):
 @pytest.mark.usefixtures("short_spans")
 def test_spans_of_spans_in_long_series(monkeypatch):
     # Spans of two tiles, then of four: both are needed from 513 tokens on.
-    monkeypatch.setattr("osciformer.ops.attention.fused.tiling.WIDE", 2)
+    monkeypatch.setattr("osciformer.ops.attention.triton.call.WIDE", 2)
     times = tied_times(530, [(120, 131), (250, 260), (511, 512)])
     mask = torch.arange(530)[None] % 5 != 1
     check(make_inputs(1, 530, times=times), judge="blocked", mask=mask)
@@ -77,7 +77,7 @@ def test_spans_of_spans_in_long_series(monkeypatch):
 
 @pytest.mark.parametrize(("batch", "heads"), [(1, 3), (2, 2)])
 def test_parts_of_a_large_call(batch, heads, monkeypatch):
-    monkeypatch.setattr("osciformer.ops.attention.fused.launch._MANY_ROWS", 1)
+    monkeypatch.setattr("osciformer.ops.attention.triton.call._MANY_ROWS", 1)
     mask = torch.arange(17).expand(batch, 17) % 5 != torch.arange(batch)[:, None]
     check(make_inputs(batch, 17, heads=heads), judge="blocked", mask=mask)
 

@@ -12,7 +12,7 @@ from .interpreter_cases import assert_close
 from .triton_cases import exact, make_inputs, run
 
 # A function of that name hides the module.
-way_in = importlib.import_module("osciformer.ops.attention.fused.attend")
+way_in = importlib.import_module("osciformer.ops.attention.triton.attend")
 
 
 def with_a_drive():

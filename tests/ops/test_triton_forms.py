@@ -12,18 +12,14 @@ from .cases import DOUBLE
 from .interpreter_cases import quick_interpreter, tl, triton  # noqa: F401  (a fixture)
 from .triton_cases import ZETA
 
-from osciformer.ops.attention.fused.closed_form import (  # isort: skip  (needs Triton)
+from osciformer.ops.attention.triton.call import format_for, spectrum_table  # isort: skip
+from osciformer.ops.attention.triton.closed_form import (  # isort: skip  (needs Triton)
+    gap_functions,
+    gap_slopes,
     load_spectrum,
     oscillate,
     spectral_derivatives,
 )
-from osciformer.ops.attention.fused.gap_form import (  # isort: skip
-    gap_functions,
-    gap_slopes,
-    load_form,
-    load_slopes,
-)
-from osciformer.ops.attention.fused.launch import spectrum_table  # isort: skip
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*encountered in.*:RuntimeWarning")
 
@@ -36,33 +32,24 @@ FORM_TOLERANCES = {
 
 
 @triton.jit
-def evaluate_forms(
-    s_ptr,
-    table,
-    found,
-    N: tl.constexpr,
-    C: tl.constexpr,
-    PRECISE: tl.constexpr,
-    OF_GAP: tl.constexpr,
-):
+def evaluate_forms(s_ptr, table, found, N: tl.constexpr, OF_GAP: tl.constexpr, K: tl.constexpr):
     """Write the five functions of `NAMES`, ``[5, N, C]`` float64."""
+    C: tl.constexpr = K.C
     i = tl.arange(0, N)
     c = tl.arange(0, C)
     s = tl.load(s_ptr + i)[:, None]
     if OF_GAP:
-        wide = tl.broadcast_to(c[None, :], (N, C))
-        form, widest = load_form(table, 0, C, wide, PRECISE)
-        slopes = load_slopes(table, 0, C, wide, PRECISE)
-        g11, ct, g12, i12 = gap_functions(s, form, widest, PRECISE)
-        f, j = gap_slopes(s, form, slopes, ct, g12, i12, widest, PRECISE)
+        form = load_spectrum(table, 0, tl.broadcast_to(c[None, :], (N, C)), K)
+        gap = gap_functions(s, form, K)
+        f, j = gap_slopes(s, form, form, gap, K)
     else:
-        spectrum = load_spectrum(table, 0, C, c, PRECISE)
-        g11, ct, g12, i12 = oscillate(s, spectrum, PRECISE)
-        f, j = spectral_derivatives(s, spectrum, ct, g12, i12, PRECISE)
+        spectrum = load_spectrum(table, 0, c, K)
+        gap = oscillate(s, spectrum, K)
+        f, j = spectral_derivatives(s, spectrum, gap, K)
     at = found + i[:, None] * C + c[None, :]
-    tl.store(at, g11.to(tl.float64))
-    tl.store(at + N * C, g12.to(tl.float64))
-    tl.store(at + 2 * N * C, i12.to(tl.float64))
+    tl.store(at, gap.g11.to(tl.float64))
+    tl.store(at + N * C, gap.g12.to(tl.float64))
+    tl.store(at + 2 * N * C, gap.i12.to(tl.float64))
     tl.store(at + 3 * N * C, f.to(tl.float64))
     tl.store(at + 4 * N * C, j.to(tl.float64))
 
@@ -112,8 +99,9 @@ def test_closed_forms_and_their_derivatives(is_precise, of_gap, zeta):
         kept = (gamma**2 <= omega2).nonzero()[:16, 0]
         gamma, omega2, want = gamma[kept], omega2[kept], want[..., kept]
     found = torch.full_like(want, torch.nan, memory_format=torch.contiguous_format)
-    table = spectrum_table(gamma[None], omega2[None])
-    evaluate_forms[(1,)](s, table, found, *want.shape[1:], is_precise, of_gap)
+    table = spectrum_table(torch.stack([gamma, omega2])[:, None])
+    precision = format_for(want.shape[2], torch.float32 if is_precise else torch.float16)
+    evaluate_forms[(1,)](s, table, found, want.shape[1], of_gap, precision)
     largest = want.abs().cummax(1).values
     assert not found[largest == 0].any()
     error = ((found - want).abs() / largest.where(largest > 0, 1.0)).amax((1, 2))

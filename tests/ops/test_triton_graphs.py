@@ -15,10 +15,7 @@ from .interpreter_cases import (  # noqa: F401  (fixtures)
 )
 from .triton_cases import VELOCITIES, cotangent, make_inputs, run
 
-OPERATORS = {
-    "fused": importlib.import_module("osciformer.ops.attention.fused.operator"),
-    "shared": importlib.import_module("osciformer.ops.attention.fused.shared_operator"),
-}
+OPERATORS = importlib.import_module("osciformer.ops.attention.triton.operators")
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*encountered in.*:RuntimeWarning")
 
@@ -44,7 +41,7 @@ def test_one_compiled_graph_gives_the_same(options):
     assert_close({"out": out.detach()} | dict(zip(leaves, grads, strict=True)), want, 1e-6)
 
 
-def recorded(kind, x, **options):
+def recorded(x, **options):
     """Return the arguments that a call hands to the forward and to the backward operator."""
     found = {}
 
@@ -59,35 +56,35 @@ def recorded(kind, x, **options):
 
     with pytest.MonkeyPatch.context() as patch:
         for name in ("forward", "backward"):
-            original = getattr(OPERATORS[kind], f"_{name}")
-            patch.setattr(OPERATORS[kind], f"_{name}", spy(name, original))
+            original = getattr(OPERATORS, f"_{name}")
+            patch.setattr(OPERATORS, f"_{name}", spy(name, original))
         run(x, backend="triton", **options)
     return found["forward"], found["backward"]
 
 
-# Which operators, whether they keep to tokens, and which velocities there are.
 @pytest.mark.parametrize(
-    ("kind", "frozen", "velocities"),
+    ("query", "frozen", "velocities"),
     [
-        ("fused", (), VELOCITIES),
-        ("fused", SPECTRA, ("key_velocity",)),
-        ("shared", (), ("key_velocity",)),
+        ("hold", (), VELOCITIES),
+        ("hold", SPECTRA, ("key_velocity",)),
+        ("linear", (), ("key_velocity",)),
     ],
-    ids=["fused", "fused-frozen", "shared"],
+    ids=["hold", "hold-frozen", "linear"],
 )
-def test_opcheck(kind, frozen, velocities):
-    options = {"query": "linear"} if kind == "shared" else {}
+def test_opcheck(query, frozen, velocities):
     x = make_inputs(1, 3, velocities=velocities)
     mask = torch.arange(3)[None] != 1
-    forward, backward = recorded(kind, x, frozen=frozen, mask=mask, **options)
+    forward, backward = recorded(x, frozen=frozen, mask=mask, query=query)
     operators = torch.ops.osciformer
     # The compiled graphs above stand for the rest.
     tests = ["test_schema", "test_faketensor"]
-    op = getattr(operators, f"{kind}_backward").default
-    torch.library.opcheck(op, tuple(backward), test_utils=tests)
+    torch.library.opcheck(operators.attention_backward.default, tuple(backward), test_utils=tests)
     if not frozen:
-        for a in forward[: 8 if kind == "shared" else 7]:
+        for a in forward[:8]:
             if a is not None:
                 a.requires_grad_()
-        op = getattr(operators, f"{kind}_forward").default
-        torch.library.opcheck(op, tuple(forward), test_utils=[*tests, "test_autograd_registration"])
+        torch.library.opcheck(
+            operators.attention_forward.default,
+            tuple(forward),
+            test_utils=[*tests, "test_autograd_registration"],
+        )

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from osciformer.math.oscillator import moments, propagator
 from osciformer.ops.attention.blocked.sinusoids import sinusoid_integral
-from osciformer.ops.attention.blocked.spans import linear_integral
+from osciformer.ops.attention.gap import linear_integral
 from osciformer.ops.attention.query import LinearPath, resolve_query
 from osciformer.ops.padding import clean_times
 
@@ -228,7 +228,7 @@ def _moved(leaves, role, side, first, second):
     return moved
 
 
-def gap_moments(path, times, omega, zeta):
+def gap_integrals(path, times, omega, zeta):
     """Return a shared path's integrals over gaps, ``[B, H, 2, N - 1, C]`` float64.
 
     Against the propagator's first row, by the closed forms of `blocked`.
@@ -266,18 +266,18 @@ def path_factors(inputs, times, query, budget):
         params["ridge"] = 1e-3  # as in `call`
     path = resolve_query(query, inputs.get("q"), times, params)
     omega, zeta = inputs["key_omega"], inputs["key_zeta"]
-    moment = gap_moments(path, times, omega, zeta)
+    integral = gap_integrals(path, times, omega, zeta)
     own = path.q if query == "linear" else path.evaluate(times[:, None])[:, 0]
     step = max(1, budget // (times.shape[0] * times.shape[1] ** 2 * omega.shape[0]))
     parts = []
     for start in range(0, omega.shape[1], step):
         few = slice(start, start + step)
-        given = (moment[..., few], own[..., few], times, omega[:, few], zeta[:, few])
+        given = (integral[..., few], own[..., few], times, omega[:, few], zeta[:, few])
         parts.append(checkpoint(_average_path, *given, use_reentrant=False))
     return [torch.cat(part, -1) for part in zip(*parts, strict=True)]
 
 
-def _average_path(moment, own, times, omega, zeta):
+def _average_path(integral, own, times, omega, zeta):
     """Do what `path_factors` does, as sums over the gaps between key and row."""
     place = torch.arange(times.shape[1], device=times.device)
     since = (times[:, :-1, None] - times[:, None]).clamp(min=0)  # [B, N - 1, N]
@@ -286,7 +286,7 @@ def _average_path(moment, own, times, omega, zeta):
     is_later = (place[:-1, None] >= place)[..., None]
     gap = (times[:, :, None] - times[:, None])[:, None, ..., None]
     apart = gap > 0
-    first, second = (m[..., None, :] for m in moment.unbind(2))
+    first, second = (m[..., None, :] for m in integral.unbind(2))
     found = []
     for to_first, to_second, tied in (
         (p11, p21, own.transpose(1, 2)[:, :, :, None]),

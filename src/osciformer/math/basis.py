@@ -60,12 +60,12 @@ def _prepare(
     return design, targets, times, mask
 
 
-def _solve(gram: Tensor, moment: Tensor, count: Tensor, ridge: float) -> Tensor:
-    """Return (gram / count + ridge I)^-1 moment / count, and 0 where count is 0."""
+def solve_ridge(gram: Tensor, targets: Tensor, count: Tensor, ridge: float) -> Tensor:
+    """Return (gram / count + ridge I)^-1 targets / count, and 0 if count is 0."""
     count = count.clamp(min=1).to(gram.dtype)[..., None, None]
     identity = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
     factor = torch.linalg.cholesky(gram / count + ridge * identity)
-    return torch.cholesky_solve(moment / count, factor)
+    return torch.cholesky_solve(targets / count, factor)
 
 
 def _take_rows(x: Tensor, index: Tensor) -> Tensor:
@@ -118,7 +118,7 @@ def ridge_fit(
     """
     design, targets, _, mask = _prepare(q, times, omega, ridge, mask)
     transposed = design.mT
-    theta = _solve(transposed @ design, transposed @ targets, mask.sum(-1), ridge)
+    theta = solve_ridge(transposed @ design, transposed @ targets, mask.sum(-1), ridge)
     return _split(theta, q.shape[2])
 
 
@@ -163,7 +163,7 @@ def prefix_ridge_fit(
     # Rows with equal times share the sums at the last of them; absent rows repeat the time before.
     clock = torch.where(mask, times.detach(), -torch.inf).cummax(-1).values
     last = torch.searchsorted(clock, clock, right=True) - 1  # [B, M]
-    theta = _solve(
+    theta = solve_ridge(
         _take_rows(gram, last),
         _take_rows(moment, last),
         count.gather(1, last),

@@ -17,7 +17,6 @@ $P\cos\varpi s + Q\sin\varpi s$.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import torch
 
@@ -121,7 +120,7 @@ def driven_averages(
         True
     """
     delta, *rates = _double(delta, mode_omega, drive_omega, omega, zeta)
-    return delta**2 * _exponential_differences(delta, *rates).first
+    return delta**2 * _exponential_differences(delta, *rates)[0]
 
 
 def driven_integrals(
@@ -142,26 +141,20 @@ def driven_integrals(
         $\int_0^s X$ and $\int_0^s\int_0^u X$, complex128, of order $s^3$ and $s^4$ for small s.
     """
     s, drive_omega, omega, zeta = _double(s, drive_omega, omega, zeta)
-    both = _exponential_differences(s, torch.zeros_like(s), drive_omega, omega, zeta)
-    return s**3 * both.first, s**4 * both.second
-
-
-class _Differences(NamedTuple):
-    """Divided differences of exp at (z1, z2, z3, 0) and at (z1, z2, z3, 0, 0)."""
-
-    first: Tensor
-    second: Tensor
+    once, twice = _exponential_differences(s, torch.zeros_like(s), drive_omega, omega, zeta)
+    return s**3 * once, s**4 * twice
 
 
 def _exponential_differences(
     delta: Tensor, mode_omega: Tensor, drive_omega: Tensor, omega: Tensor, zeta: Tensor
-) -> _Differences:
-    r"""Return the differences by scaling and squaring a triangular matrix.
+) -> tuple[Tensor, Tensor]:
+    r"""Return divided differences of exp at $(z_1, z_2, z_3, 0)$ and $(z_1, z_2, z_3, 0, 0)$.
 
-    A bidiagonal matrix with the nodes on its diagonal and ones above has divided differences of
-    exp as the entries of its exponential. The nodes $z_{1,2} = m \pm h$ enter as one,
-    $Z = m + \kappa$, in numbers $a + b\kappa$ with $\kappa^2 = h^2$: the part along $\kappa$ of a
-    function of Z is its divided difference over $z_1, z_2$, and no root of $h^2$ is taken.
+    They come from scaling and squaring a triangular matrix: a bidiagonal matrix with the nodes on
+    its diagonal and ones above has them as the entries of its exponential. The nodes
+    $z_{1,2} = m \pm h$ enter as one, $Z = m + \kappa$, in numbers $a + b\kappa$ with
+    $\kappa^2 = h^2$: the part along $\kappa$ of a function of Z is its divided difference over
+    $z_1, z_2$, and no root of $h^2$ is taken.
     """
     delta, mode_omega, drive_omega, omega, zeta = torch.broadcast_tensors(
         delta, mode_omega, drive_omega, omega, zeta
@@ -211,7 +204,7 @@ def _exponential_differences(
         t12 = t11 * t12 + t12
         t00 = times(t00, t00)
         step, t23 = 2.0 * step, 2.0 * t23
-    return _Differences(t02[..., 1], t03[..., 1])
+    return t02[..., 1], t03[..., 1]
 
 
 def _double(*tensors: Tensor) -> tuple[Tensor, ...]:

@@ -14,7 +14,7 @@ divides by zero at each of those.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 
@@ -98,27 +98,46 @@ def _phi_psi(
         short = torch.maximum(size1, size2) < 1.0
         near_pole = ~short & (torch.minimum(size1, size2) < _SMALL)
         critical = ~short & ~near_pole & (root < 0.25)
-    branches: list[tuple[Tensor, Callable[..., tuple[Tensor, Tensor]]]] = [
+    points = _Points(m, h2, product, gamma_d, omega_d, mode_d)
+    phi, psi = torch.zeros_like(m), torch.zeros_like(m)
+    for chosen, branch in (
         (short, _by_series),
         (near_pole, _by_difference),
         (critical, _by_product_near_critical),
         (~short & ~near_pole & ~critical, _by_product),
-    ]
-    phi, psi = torch.zeros_like(m), torch.zeros_like(m)
-    for chosen, branch in branches:
+    ):
         # Each branch sees only its own points, so none can leak a NaN into another's gradient.
         where = chosen.nonzero()[:, 0]
-        if where.numel() == 0:
-            continue
-        part_phi, part_psi = branch(*(x[where] for x in (m, h2, product, gamma_d, omega_d, mode_d)))
-        phi, psi = phi.index_copy(0, where, part_phi), psi.index_copy(0, where, part_psi)
+        if where.numel():
+            parts = branch(_Points(*(x[where] for x in points)))
+            phi, psi = (x.index_copy(0, where, y) for x, y in zip((phi, psi), parts, strict=True))
     return phi, psi
 
 
-def _by_series(
-    m: Tensor, h2: Tensor, product: Tensor, gamma_d: Tensor, omega_d: Tensor, mode_d: Tensor
-) -> tuple[Tensor, Tensor]:
+class _Points(NamedTuple):
+    """Arguments of Phi and Psi; the rates are multiplied by the gap."""
+
+    m: Tensor
+    h2: Tensor
+    product: Tensor
+    gamma_d: Tensor
+    omega_d: Tensor
+    mode_d: Tensor
+
+    def roots(self) -> tuple[Tensor, Tensor]:
+        """Return z1 and z2 for |h^2| > 0, overdamped or underdamped."""
+        over = self.h2 > 0
+        root = self.h2.abs().sqrt()
+        fast = torch.where(over, self.gamma_d + root, self.gamma_d)
+        # gamma - sigma, written without the cancellation that costs zeta^2 in accuracy.
+        slow = torch.where(over, self.omega_d**2 / torch.where(over, fast, 1.0), self.gamma_d)
+        turn = torch.where(over, 0.0, root)
+        return torch.complex(-slow, self.mode_d + turn), torch.complex(-fast, self.mode_d - turn)
+
+
+def _by_series(p: _Points) -> tuple[Tensor, Tensor]:
     """Both |z| < 1: power series in the symmetric functions of z1 and z2, without a root."""
+    m, product = p.m, p.product
     u_previous, u = torch.zeros_like(m), torch.ones_like(m)
     t_previous, t = torch.ones_like(m), m
     phi, psi = torch.zeros_like(m), torch.ones_like(m)
@@ -130,46 +149,31 @@ def _by_series(
     return phi, psi
 
 
-def _by_difference(
-    m: Tensor, h2: Tensor, product: Tensor, gamma_d: Tensor, omega_d: Tensor, mode_d: Tensor
-) -> tuple[Tensor, Tensor]:
+def _by_difference(p: _Points) -> tuple[Tensor, Tensor]:
     """One |z| small, the other not: resonance, or slow creep. Then |h| >= 1/4."""
-    z1, z2 = _roots(h2, gamma_d, omega_d, mode_d)
+    z1, z2 = p.roots()
     a, b = phi1(z1), phi1(z2)
     return (a - b) / (z1 - z2), 0.5 * (a + b)
 
 
-def _by_product(
-    m: Tensor, h2: Tensor, product: Tensor, gamma_d: Tensor, omega_d: Tensor, mode_d: Tensor
-) -> tuple[Tensor, Tensor]:
+def _by_product(p: _Points) -> tuple[Tensor, Tensor]:
     """Both |z| >= 1/2 and well apart. Dividing by z1 z2 keeps all digits for large z."""
-    z1, z2 = _roots(h2, gamma_d, omega_d, mode_d)
+    z1, z2 = p.roots()
     e1, e2 = torch.exp(z1), torch.exp(z2)
-    phi = (1.0 - (z1 * e2 - z2 * e1) / (z1 - z2)) / product
+    phi = (1.0 - (z1 * e2 - z2 * e1) / (z1 - z2)) / p.product
     return phi, 0.5 * ((e1 - 1.0) / z1 + (e2 - 1.0) / z2)
 
 
-def _by_product_near_critical(
-    m: Tensor, h2: Tensor, product: Tensor, gamma_d: Tensor, omega_d: Tensor, mode_d: Tensor
-) -> tuple[Tensor, Tensor]:
+def _by_product_near_critical(p: _Points) -> tuple[Tensor, Tensor]:
     """Both |z| >= 1/2 and |h| < 1/4: cosh h and sinh h / h as series in h^2."""
+    m, h2 = p.m, p.h2
     cosh, sinhc = torch.zeros_like(h2), torch.zeros_like(h2)
     for n in range(7, -1, -1):
         cosh = cosh * h2 + 1.0 / math.factorial(2 * n)
         sinhc = sinhc * h2 + 1.0 / math.factorial(2 * n + 1)
     e = torch.exp(m)
-    return (1.0 - e * (cosh - m * sinhc)) / product, (e * (m * cosh - h2 * sinhc) - m) / product
-
-
-def _roots(h2: Tensor, gamma_d: Tensor, omega_d: Tensor, mode_d: Tensor) -> tuple[Tensor, Tensor]:
-    """Return z1 and z2 for |h^2| > 0, overdamped or underdamped."""
-    over = h2 > 0
-    root = h2.abs().sqrt()
-    fast = torch.where(over, gamma_d + root, gamma_d)
-    # gamma - sigma, written without the cancellation that costs zeta^2 in accuracy.
-    slow = torch.where(over, omega_d * omega_d / torch.where(over, fast, 1.0), gamma_d)
-    turn = torch.where(over, 0.0, root)
-    return torch.complex(-slow, mode_d + turn), torch.complex(-fast, mode_d - turn)
+    phi = (1.0 - e * (cosh - m * sinhc)) / p.product
+    return phi, (e * (m * cosh - h2 * sinhc) - m) / p.product
 
 
 def _num_terms(dtype: torch.dtype, single: int, double: int) -> int:

@@ -32,6 +32,8 @@ SERIES_RADIUS = 0.5
 # zeta above which the two real decay rates are far enough apart to be treated one by one.
 _SPLIT_DISCRIMINANT = 0.1
 _NEAR_CRITICAL = 0.1
+# |zeta^2 - 1| of channels that single precision treats as nearly critical.
+_CRITICAL_EXCESS = 1e-6
 
 
 def _none(condition: Tensor) -> bool:
@@ -128,40 +130,61 @@ def _two_rates(s: Tensor, slow: Tensor, fast: Tensor) -> Moments:
     return Moments(g12, i12, k12, l12)
 
 
-def _near_critical(s: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
-    """Return cosh(sqrt z) and s sinh(sqrt z) / sqrt z by power series, for small |z|."""
-    cosh, sinh = torch.zeros_like(z), torch.zeros_like(z)
-    for n in range(7, -1, -1):
-        cosh = cosh * z + 1.0 / math.factorial(2 * n)
-        sinh = sinh * z + 1.0 / math.factorial(2 * n + 1)
-    return cosh, s * sinh
+def _decayed_pair(
+    s: Tensor, gamma: Tensor, omega_squared: Tensor, discriminant: Tensor, near: Tensor
+) -> tuple[Tensor, Tensor]:
+    r"""Return $e^{-\gamma s} C(\sigma^2 s^2)$ and $s\,e^{-\gamma s} S(\sigma^2 s^2)$.
 
-
-def _oscillation(
-    s: Tensor, gamma: Tensor, omega_squared: Tensor, discriminant: Tensor, root: Tensor
-) -> Moments:
-    """Return the moments of an underdamped or nearly critical oscillator for long gaps."""
-    z = discriminant * s * s
-    near = z.detach().abs() < _NEAR_CRITICAL
+    The entire functions $C(z) = \cosh\sqrt z$ and $S(z) = \sinh\sqrt z/\sqrt z$ are summed as power
+    series if `near` (|z| at most 1), so values and gradients pass smoothly through critical
+    damping. No other code evaluates the regimes apart.
+    """
     under = discriminant < 0
-    safe_root = torch.where(discriminant == 0, 1.0, root)
+    root = torch.where(discriminant == 0, 1.0, discriminant).abs().sqrt()
     decay = torch.exp(-gamma * s)
     angle = torch.where(near | ~under, 1.0, root * s)
-    cosh, g12 = decay * torch.cos(angle), decay * torch.sin(angle) / safe_root
+    even, odd = decay * torch.cos(angle), decay * torch.sin(angle) / root
     if not _none(~under):
-        # e^{-gamma s} cosh(sigma s) by its two exponentials, so that nothing overflows.
-        growth = torch.where(near | under, 0.0, root * s)
-        slow, fast = torch.exp(growth - gamma * s), torch.exp(-growth - gamma * s)
-        cosh = torch.where(under, cosh, 0.5 * (slow + fast))
-        g12 = torch.where(under, g12, 0.5 * (slow - fast) / safe_root)
+        # Two exponentials: cosh alone overflows. gamma - sigma would cancel, this does not.
+        fast = gamma + root
+        slow_part, fast_part = torch.exp(-(omega_squared / fast) * s), torch.exp(-fast * s)
+        even = torch.where(under, even, 0.5 * (slow_part + fast_part))
+        odd = torch.where(under, odd, 0.5 * (slow_part - fast_part) / root)
     if not _none(near):
-        cosh_series, sinh_series = _near_critical(s, torch.where(near, z, 0.0))
-        cosh = torch.where(near, decay * cosh_series, cosh)
-        g12 = torch.where(near, decay * sinh_series, g12)
+        z = torch.where(near, discriminant * s * s, 0.0)
+        cosh, sinh = torch.zeros_like(z), torch.zeros_like(z)
+        for n in range(7, -1, -1):
+            cosh = cosh * z + 1.0 / math.factorial(2 * n)
+            sinh = sinh * z + 1.0 / math.factorial(2 * n + 1)
+        even, odd = torch.where(near, decay * cosh, even), torch.where(near, decay * s * sinh, odd)
+    return even, odd
+
+
+def _oscillation(s: Tensor, gamma: Tensor, omega_squared: Tensor, discriminant: Tensor) -> Moments:
+    """Return the moments of an underdamped or nearly critical oscillator for long gaps."""
+    near = (discriminant * s * s).detach().abs() < _NEAR_CRITICAL
+    cosh, g12 = _decayed_pair(s, gamma, omega_squared, discriminant, near)
     i12 = (1.0 - torch.addcmul(cosh, gamma, g12)) / omega_squared
     k12 = torch.addcmul(s - g12, gamma, i12, value=-2.0) / omega_squared
     l12 = torch.addcmul(0.5 * s * s - i12, gamma, k12, value=-2.0) / omega_squared
     return Moments(g12, i12, k12, l12)
+
+
+def single_precision_moments(s: Tensor, omega: Tensor, zeta: Tensor) -> tuple[Tensor, Tensor]:
+    """Return g12 and i12 from float64 inputs, with enough digits for single precision.
+
+    The difference in i12 cancels for short gaps, to an error of about 1e-16 / (omega s) relative to
+    s / omega. That saves most of the work of `moments`.
+    """
+    gamma, omega_squared = zeta * omega, omega * omega
+    excess = (zeta - 1.0) * (zeta + 1.0)
+    # Other channels keep ten digits of the gradients through the root of the discriminant.
+    near = excess.detach().abs() < _CRITICAL_EXCESS
+    if not _none(near):
+        # Keeps |z| below 1; past this bound the oscillator has decayed to zero.
+        s = torch.where(near & (gamma * s > 900.0), 900.0 / torch.where(near, gamma, 1.0), s)
+    even, g12 = _decayed_pair(s, gamma, omega_squared, omega_squared * excess, near)
+    return g12, (1.0 - even - gamma * g12) / omega_squared
 
 
 def _select(condition: Tensor, a: Moments, b: Moments) -> Moments:
@@ -210,8 +233,6 @@ def _moments(s: Tensor, omega: Tensor, zeta: Tensor) -> Moments:
     gamma = zeta * omega
     omega_squared = omega * omega
     discriminant = omega_squared * (zeta - 1.0) * (zeta + 1.0)
-    critical = discriminant == 0
-    root = torch.where(critical, 0.0, torch.where(critical, 1.0, discriminant).abs().sqrt())
     split = discriminant > _SPLIT_DISCRIMINANT * gamma * gamma
     rate = fastest_rate(omega, zeta)
     reach = rate.detach() * s.detach()
@@ -225,13 +246,13 @@ def _moments(s: Tensor, omega: Tensor, zeta: Tensor) -> Moments:
         long_s = torch.where(is_short, stand_in, s)
         safe_omega_squared = torch.where(omega > 0, omega_squared, 1.0)
         if not _none(split):
+            root = torch.where(split, discriminant, 1.0).sqrt()
             fast = torch.where(split, gamma + root, 2.0)
             slow = torch.where(split, omega_squared / torch.where(split, fast, 1.0), 1.0)
             long = _two_rates(long_s, slow, fast)
         if not _none(~split):
             swing_discriminant = torch.where(split, -1.0, discriminant)
-            swing_root = torch.where(split, 1.0, root)
-            swing = _oscillation(long_s, gamma, safe_omega_squared, swing_discriminant, swing_root)
+            swing = _oscillation(long_s, gamma, safe_omega_squared, swing_discriminant)
             long = swing if long is None else _select(split, long, swing)
         if low >= SERIES_RADIUS and long is not None:
             return long
@@ -246,26 +267,12 @@ def _moments(s: Tensor, omega: Tensor, zeta: Tensor) -> Moments:
 
 
 def iterated_integrals(
-    s: Float[Tensor, "*#batch"],
-    omega: Float[Tensor, "*#batch"],
-    zeta: Float[Tensor, "*#batch"],
-    count: int,
-    radius: float = SERIES_RADIUS,
+    s: Tensor, omega: Tensor, zeta: Tensor, count: int, radius: float = SERIES_RADIUS
 ) -> list[Tensor]:
     r"""Return $i_0, \dots, i_{n-1}$ with $i_k s^{k+1}$ the k-fold iterated integral of $g_{12}$.
 
-    For short gaps only: accurate while every eigenvalue times `s` is at most 1/2 in modulus. There
-    $i_k \approx 1/(k+1)!$, so nothing overflows or cancels however many are asked for.
-
-    Args:
-        s: Elapsed time, at least 0.
-        omega: Natural frequency.
-        zeta: Damping ratio.
-        count: How many, at least 2.
-        radius: A bound on every eigenvalue times `s`, at most 1/2; a smaller one saves work.
-
-    Returns:
-        The normalised integrals, each broadcast over the inputs.
+    For short gaps only: every eigenvalue times `s` is at most `radius`, which is at most 1/2. There
+    $i_k \approx 1/(k+1)!$, so nothing overflows or cancels however many (at least 2) are asked for.
     """
     x, y = zeta * omega * s, (omega * s) ** 2
     previous, current = torch.zeros_like(x), torch.ones_like(x)

@@ -10,9 +10,14 @@ import torch
 from osciformer._types import Float, Int, Tensor
 
 
-def _first_bad(values: Tensor, good: Tensor) -> tuple[list[int], float]:
-    where = tuple((~good).nonzero()[0].tolist())
-    return list(where), float(values[where])
+def _check_positive(name: str, values: Tensor, advice: str) -> None:
+    bad = (~((values > 0) & values.isfinite())).nonzero()
+    if len(bad):
+        where = tuple(bad[0].tolist())
+        raise ValueError(
+            f"{name} must be positive and finite to have a raw value;"
+            f" {name}{list(where)} = {float(values[where])}. {advice}"
+        )
 
 
 def omega_from_raw(raw: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
@@ -35,13 +40,7 @@ def raw_from_omega(omega: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         >>> raw_from_omega(torch.tensor(1.0))
         tensor(0.)
     """
-    good = (omega > 0) & omega.isfinite()
-    if not good.all():
-        where, value = _first_bad(omega, good)
-        raise ValueError(
-            f"omega must be positive and finite; omega{where} = {value}. "
-            "A zero frequency is a fixed buffer, not a learned value"
-        )
+    _check_positive("omega", omega, "A zero frequency is a fixed buffer, not a learned value")
     return omega.log()
 
 
@@ -68,13 +67,8 @@ def raw_from_zeta(zeta: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         >>> zeta_from_raw(raw_from_zeta(torch.tensor(0.25)))
         tensor(0.2500)
     """
-    good = (zeta > 0) & zeta.isfinite()
-    if not good.all():
-        where, value = _first_bad(zeta, good)
-        raise ValueError(
-            f"zeta must be positive and finite to have a raw value; zeta{where} = {value}. "
-            "For no damping at all keep an exact zero in a fixed buffer: softplus only tends to it"
-        )
+    advice = "For no damping at all keep an exact zero in a fixed buffer: softplus only tends to it"
+    _check_positive("zeta", zeta, advice)
     return zeta + torch.log(-torch.expm1(-zeta))
 
 

@@ -1,4 +1,4 @@
-"""Bad input is refused at the door, with the argument, the index and the values in the message."""
+"""Checks of the operator's arguments; errors name the argument, the index and the value."""
 
 from __future__ import annotations
 
@@ -38,64 +38,59 @@ def check_shape(name: str, x: Tensor, shape: tuple[int, ...], letters: str) -> N
 
 
 def can_look(x: Tensor) -> bool:
-    """Return whether values may be read: not while compiling, exporting or capturing a graph."""
+    """Return whether values can be read: not while compiling, exporting or capturing a graph."""
     if torch.compiler.is_compiling() or isinstance(x, torch._subclasses.FakeTensor):
         return False
     return not (x.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
-class Doubts:
-    """Questions about values, answered by one look at the device.
+class DeferredChecks:
+    """Checks of values on a device, read by the host all at once.
 
-    Reading a value makes the host wait for the device. Where what follows bears bad values, `send`
-    asks before it and `settle` reads the answer after it: meanwhile the host went on.
+    Reading a value makes the host wait for the device. If later work tolerates bad values, call
+    `start` before it and `finish` after it: the device works on while the checks are under way.
     """
 
     def __init__(self) -> None:
-        self._questions: list[tuple[Tensor, Callable[[], None]]] = []
-        self._answer: tuple[Tensor, torch.cuda.Event | None] | None = None
+        self._checks: list[tuple[Tensor, Callable[[], None]]] = []
+        self._started: tuple[Tensor, torch.cuda.Event | None] | None = None
 
-    def ask(self, is_bad: Tensor, complain: Callable[[], None]) -> None:
-        """Note a question: if `is_bad`, a bool scalar on any device, `complain` shall raise."""
-        self._questions.append((is_bad, complain))
+    def add(self, is_bad: Tensor, refuse: Callable[[], None]) -> None:
+        """Add a check: `refuse` raises an error, if `is_bad`, a bool scalar on any device."""
+        self._checks.append((is_bad, refuse))
 
-    def send(self) -> None:
-        """Let the device answer without waiting for it."""
-        if not self._questions:
+    def start(self) -> None:
+        """Copy the results to the host without waiting for them."""
+        if not self._checks:
             return
-        answer = torch.stack([is_bad for is_bad, _ in self._questions])
-        if not answer.is_cuda:
-            self._answer = answer, None
-            return
-        answer = answer.to("cpu", non_blocking=True)
-        is_there = torch.cuda.Event()
-        is_there.record()
-        self._answer = answer, is_there
+        results = torch.stack([is_bad for is_bad, _ in self._checks])
+        copied = None
+        if results.is_cuda:
+            results = results.to("cpu", non_blocking=True)
+            copied = torch.cuda.Event()
+            copied.record()
+        self._started = results, copied
 
-    def settle(self) -> None:
-        """Wait for the answers; complain if one of them is bad."""
-        if self._answer is None:
-            self.send()
-        if self._answer is None:
+    def finish(self) -> None:
+        """Wait for the results; raise the error of the first check that failed."""
+        if self._started is None:
+            self.start()
+        if self._started is None:
             return
-        answer, is_there = self._answer
-        if is_there is not None:
-            is_there.synchronize()
-        for is_bad, (_, complain) in zip(answer.tolist(), self._questions, strict=True):
+        results, copied = self._started
+        if copied is not None:
+            copied.synchronize()
+        for is_bad, (_, refuse) in zip(results.tolist(), self._checks, strict=True):
             if is_bad:
-                complain()
+                refuse()
 
 
 def check_times(
-    name: str, times: Tensor, mask: Tensor | None, doubts: Doubts | None = None
+    name: str, times: Tensor, mask: Tensor | None, checks: DeferredChecks | None = None
 ) -> None:
-    """Refuse times of present tokens that are not finite or that decrease.
+    """Refuse ``[B, N]`` times of present tokens that are not finite or that decrease.
 
-    Args:
-        name: Argument to name in the message.
-        times: ``[B, N]``.
-        mask: ``[B, N]`` bool, True = present, or None. Absent tokens may hold anything.
-        doubts: Where to put the question; None refuses at once.
+    `name` is the argument to name in the message; `checks` defers the check, None refuses at once.
     """
     if not can_look(times) or times.numel() == 0:
         return
@@ -103,18 +98,15 @@ def check_times(
     if mask is None:
         is_good = torch.isfinite(t).all() & (t[:, 1:] >= t[:, :-1]).all()
     else:
-        is_good = ~torch.stack(_strange_and_early(t, mask)[:2]).any()
-    asked = Doubts() if doubts is None else doubts
-    asked.ask(~is_good, lambda: _refuse_times(name, t, mask))
-    if doubts is None:
-        asked.settle()
+        is_good = ~torch.stack(_bad_and_early(t, mask)[:2]).any()
+    pending = DeferredChecks() if checks is None else checks
+    pending.add(~is_good, lambda: _refuse_times(name, t, mask))
+    if checks is None:
+        pending.finish()
 
 
-def _strange_and_early(t: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return which times are not finite, which are too early, present times, what they must reach.
-
-    All are ``[B, N]``.
-    """
+def _bad_and_early(t: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return bad times, early times, present times and the time each must reach, ``[B, N]``."""
     present = torch.ones_like(t, dtype=torch.bool) if mask is None else mask
     # The largest present time so far, shifted by one, is what each present time must reach.
     filled = torch.where(present, t, float("-inf"))
@@ -125,9 +117,9 @@ def _strange_and_early(t: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, 
 
 
 def _refuse_times(name: str, t: Tensor, mask: Tensor | None) -> None:
-    is_strange, is_early, filled, before = _strange_and_early(t, mask)
-    if bool(is_strange.any()):
-        b, n = _first(is_strange)
+    is_bad, is_early, filled, before = _bad_and_early(t, mask)
+    if bool(is_bad.any()):
+        b, n = _first(is_bad)
         raise ValueError(
             f"{name} must be finite; series {b} has {name}[{b}, {n}] = {t[b, n].item()}. Drop the"
             " observation or mask it out"
@@ -141,15 +133,10 @@ def _refuse_times(name: str, t: Tensor, mask: Tensor | None) -> None:
     )
 
 
-def check_spectra(spectra: Mapping[str, Tensor], heads: int, channels: int, doubts: Doubts) -> None:
-    """Refuse frequencies and damping ratios that are negative, NaN or infinite.
-
-    Args:
-        spectra: Tensors ``[H, C]`` by the name of their argument.
-        heads: H.
-        channels: C.
-        doubts: Where to put the question.
-    """
+def check_spectra(
+    spectra: Mapping[str, Tensor], heads: int, channels: int, checks: DeferredChecks
+) -> None:
+    """Refuse ``[H, C]`` spectra, by the name of their argument, below 0, NaN or infinite."""
     for name, x in spectra.items():
         check_float(name, x)
         check_shape(name, x, (heads, channels), "[H, C]")
@@ -159,7 +146,7 @@ def check_spectra(spectra: Mapping[str, Tensor], heads: int, channels: int, doub
     together = torch.stack([x.double() for x in tensors])
     is_fine = (together >= 0) & torch.isfinite(together)
 
-    def complain() -> None:
+    def refuse() -> None:
         for (name, x), fine in zip(spectra.items(), is_fine, strict=True):
             if not bool(fine.all()):
                 h, c = _first(~fine)
@@ -169,7 +156,7 @@ def check_spectra(spectra: Mapping[str, Tensor], heads: int, channels: int, doub
                     f"{name} must be finite and {what}; {name}[{h}, {c}] = {x[h, c].item()}"
                 )
 
-    doubts.ask(~is_fine.all(), complain)
+    checks.add(~is_fine.all(), refuse)
 
 
 def check_mask(name: str, mask: Tensor, shape: tuple[int, int]) -> None:

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from osciformer.ops._checks import BACKENDS, check_choice
-from osciformer.ops.attention import blocked, fused, oracle, reference
+from osciformer.ops.attention import blocked, oracle, reference, triton
 from osciformer.ops.attention.drive import Drive, Role
-from osciformer.ops.attention.expansion import is_resonant
 
 #: Environment variable that replaces ``backend="auto"``.
 BACKEND_VARIABLE = "OSCIFORMER_BACKEND"
@@ -21,7 +20,7 @@ _MODULES: dict[str, ModuleType] = {
     "oracle": oracle,
     "reference": reference,
     "blocked": blocked,
-    "triton": fused,
+    "triton": triton,
 }
 
 
@@ -49,7 +48,7 @@ def choose_backend(
         check_choice(f"the environment variable {BACKEND_VARIABLE}", backend, BACKENDS)
         reason = f"{BACKEND_VARIABLE} is set"
     if backend == "triton":
-        trouble = fused.missing(device)
+        trouble = triton.missing(device)
         if trouble is not None:
             raise RuntimeError(f"backend='triton' cannot run here: {trouble}")
     if backend != "auto":
@@ -57,9 +56,9 @@ def choose_backend(
     # A compiled graph cannot look at values; it must not be fed a resonance of an undamped channel.
     if drive is not None and not torch.compiler.is_compiling():
         for role, (omega, zeta) in spectra.items():
-            if is_resonant(drive, role, omega, zeta):
+            if drive.is_resonant(role, omega, zeta):
                 return "reference", f"the drive is in undamped resonance with a {role} channel"
-    if device.type == "cuda" and dtype in fused.DTYPES and fused.missing(device) is None:
+    if device.type == "cuda" and dtype in triton.DTYPES and triton.missing(device) is None:
         return "triton", "kernels for CUDA; what they do not serve runs on 'blocked'"
     return "blocked", "exact and fast on any device"
 

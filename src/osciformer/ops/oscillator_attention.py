@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import fields
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -14,7 +15,7 @@ from osciformer.ops._checks import (
     DIRECTIONS,
     QUERIES,
     VALUES,
-    Doubts,
+    DeferredChecks,
     check_choice,
     check_float,
     check_mask,
@@ -23,18 +24,20 @@ from osciformer.ops._checks import (
     check_times,
 )
 from osciformer.ops._dispatch import backend_module, choose_backend
-from osciformer.ops.attention.drive import Drive
-from osciformer.ops.attention.query import QueryPath, resolve_query
+from osciformer.ops.attention.drive import Drive, Role
+from osciformer.ops.attention.inputs import AttentionInputs, AttentionResult, Oscillators
+from osciformer.ops.attention.query import (
+    QueryMode,
+    QueryPath,
+    resolve_query,
+    resolve_reversed,
+)
 from osciformer.ops.attention.ties import merge
 from osciformer.ops.padding import blank_absent, clean_times
 
-QueryMode = Literal["hold", "linear", "ridge", "ridge_causal", "anchored", "learned"]
 ValueMode = Literal["average", "point"]
 Direction = Literal["causal", "bidirectional"]
 Backend = Literal["auto", "oracle", "reference", "blocked", "triton"]
-
-# Paths that depend on the row are resolved anew in reversed time; shared ones are just mirrored.
-_ROW_DEPENDENT = ("hold", "anchored", "ridge_causal")
 
 
 def oscillator_attention(
@@ -142,130 +145,118 @@ def oscillator_attention(
         >>> oscillator_attention(q, k, v, times, times, **spectra).shape
         torch.Size([1, 3, 2, 4])
     """
-    tensors = {"k": k, "v": v, "query_times": query_times, "key_times": key_times}
-    per_key = {
-        "key_velocity": key_velocity,
-        "value_velocity": value_velocity,
-        "key_equilibrium": key_equilibrium,
-        "value_equilibrium": value_equilibrium,
-    }
-    spectra = {
-        "key_omega": key_omega,
-        "key_zeta": key_zeta,
-        "value_omega": value_omega,
-        "value_zeta": value_zeta,
-    }
     check_choice("query", query, QUERIES)
     check_choice("value", value, VALUES)
     check_choice("direction", direction, DIRECTIONS)
-    doubts = Doubts()
-    _check_tensors(q, tensors, per_key, spectra, mask, drive, query, doubts)
-    is_self = query_times is key_times
-    check_times("key_times", key_times, mask, doubts)
+    keys = Oscillators(k, key_omega, key_zeta, key_velocity, key_equilibrium)
+    values = Oscillators(v, value_omega, value_zeta, value_velocity, value_equilibrium)
+    checks = DeferredChecks()
+    _check_tensors(q, keys, values, query_times, key_times, mask, checks)
+    _check_drive(drive, *k.shape[2:])
+    check_times("key_times", key_times, mask, checks)
     query_mask = _query_mask(query_times, key_times, mask)
+    is_self = query_times is key_times
     if not is_self:
-        check_times("query_times", query_times, query_mask, doubts)
-
-    batch, num_rows = query_times.shape
-    num_keys, num_heads, channels = k.shape[1:]
-    name, _ = choose_backend(
-        backend,
-        drive,
-        {"key": (key_omega, key_zeta), "value": (value_omega, value_zeta)},
-        k.dtype,
-    )
-    # The kernels bear any values, unlike a fit: then the answer is read when they are queued.
-    is_read_later = name == "triton" and query in ("hold", "linear")
-    if is_read_later:
-        doubts.send()
+        check_times("query_times", query_times, query_mask, checks)
+    spectra: Mapping[Role, tuple[Tensor, Tensor]] = {
+        "key": (key_omega, key_zeta),
+        "value": (value_omega, value_zeta),
+    }
+    backend, _ = choose_backend(backend, drive, spectra, k.dtype)  # type: ignore[assignment]
+    # Kernels tolerate bad values, a fit does not: the host reads the checks after the launch.
+    is_deferred = backend == "triton" and query in ("hold", "linear")
+    if is_deferred:
+        checks.start()
     else:
-        doubts.settle()
-    if num_rows == 0 or num_keys == 0 or batch == 0:
-        doubts.settle()
-        out = v.new_zeros(batch, num_rows, num_heads, channels)
-        weights = v.new_zeros(batch, num_heads, num_rows, num_keys)
-        return (out, weights) if return_weights else out
+        checks.finish()
 
     if mask is not None:
         key_times = clean_times(key_times, mask)
-        k, v = (blank_absent(x, mask) for x in (k, v))
-        per_key = {key: None if x is None else blank_absent(x, mask) for key, x in per_key.items()}
+        keys, values = (x.map_tokens(partial(blank_absent, mask=mask)) for x in (keys, values))
     if query_mask is not None:
         query_times = key_times if is_self else clean_times(query_times, query_mask)
         q = None if q is None else blank_absent(q, query_mask)
-
-    path = resolve_query(query, q, query_times, query_params, query_mask)
-    attend = backend_module(name).attend
-    options = dict(
-        **spectra,
-        value=value,
-        drive=drive,
-        scale=1.0 / math.sqrt(channels) if scale is None else scale,
+    asked = (query, q, query_times, query_params, query_mask)
+    inputs = AttentionInputs(
+        resolve_query(*asked),
+        query_times,
+        key_times,
+        keys,
+        values,
+        value,
+        drive,
+        mask,
+        1.0 / math.sqrt(k.shape[3]) if scale is None else scale,
         return_weights=return_weights,
     )
-    out, lse, weights = attend(
-        path, k, v, query_times, key_times, mask=mask, strict=False, **per_key, **options
-    )
-    if direction == "bidirectional":
-        mirrored_times = -query_times.flip(1)
-        mirrored_keys = mirrored_times if query_times is key_times else -key_times.flip(1)
-        if query in _ROW_DEPENDENT:
-            flipped_mask = None if query_mask is None else query_mask.flip(1)
-            params = _flipped_params(query_params)
-            assert q is not None
-            back: QueryPath = resolve_query(query, q.flip(1), mirrored_times, params, flipped_mask)
-        else:
-            back = path.mirrored()
-        later_out, later_lse, later_weights = attend(
-            back,
-            k.flip(1),
-            v.flip(1),
-            mirrored_times,
-            mirrored_keys,
-            mask=None if mask is None else mask.flip(1),
-            strict=True,
-            **{key: None if x is None else x.flip(1) for key, x in per_key.items()},
-            **options,
-        )
-        total = torch.logaddexp(lse, later_lse.flip(2)) if return_weights else None
-        if weights is not None and later_weights is not None and total is not None:
-            safe = torch.where(total == float("-inf"), 0.0, total)
-            weights = weights * (lse - safe).exp().unsqueeze(-1).to(weights.dtype) + (
-                later_weights.flip(2, 3)
-                * (later_lse.flip(2) - safe).exp().unsqueeze(-1).to(weights.dtype)
-            )
-        out = merge(
-            out.to(lse.dtype),
-            lse.transpose(1, 2),
-            later_out.flip(1).to(lse.dtype),
-            later_lse.flip(2).transpose(1, 2),
-        )[0].to(out.dtype)
-    if is_read_later:
-        doubts.settle()
+    later = None if direction == "causal" else resolve_reversed(inputs.path, *asked)
+    result = attend_unchecked(inputs, backend, later)
+    if is_deferred:
+        checks.finish()
     if return_weights:
-        assert weights is not None
-        return out, weights
-    return out
+        assert result.weights is not None
+        return result.out, result.weights
+    return result.out
+
+
+def attend_unchecked(
+    inputs: AttentionInputs, backend: Backend = "auto", reversed_path: QueryPath | None = None
+) -> AttentionResult:
+    """Return what `oscillator_attention` does, for inputs that the caller has validated.
+
+    Times are sorted and finite, those of absent tokens come from `clean_times`, and absent tokens
+    hold finite numbers. With `reversed_path`, from `resolve_reversed`, rows also see later keys.
+    """
+    (batch, num_rows), num_keys = inputs.query_times.shape, inputs.key_times.shape[1]
+    if batch == 0 or num_rows == 0 or num_keys == 0:
+        heads, channels = inputs.keys.start.shape[2:]
+        out = inputs.values.start.new_zeros(batch, num_rows, heads, channels)
+        lse = out.new_full((batch, heads, num_rows), -math.inf)
+        return AttentionResult(out, lse, out.new_zeros(batch, heads, num_rows, num_keys))
+    spectra: dict[Role, tuple[Tensor, Tensor]] = {
+        "key": (inputs.keys.omega, inputs.keys.zeta),
+        "value": (inputs.values.omega, inputs.values.zeta),
+    }
+    name, _ = choose_backend(backend, inputs.drive, spectra, inputs.keys.start.dtype)
+    attend = backend_module(name).attend
+    past: AttentionResult = attend(inputs)
+    return past if reversed_path is None else _union(past, attend(inputs.mirrored(reversed_path)))
+
+
+def _union(past: AttentionResult, mirrored: AttentionResult) -> AttentionResult:
+    """Merge both halves of the bidirectional case into one softmax."""
+    lse, later_lse = past.lse.transpose(1, 2), mirrored.lse.flip(2).transpose(1, 2)
+    later_out = mirrored.out.flip(1).to(lse.dtype)
+    out, total = merge(past.out.to(lse.dtype), lse, later_out, later_lse)
+    weights = None
+    if past.weights is not None and mirrored.weights is not None:
+        safe = torch.where(total == -math.inf, 0.0, total)
+        share, later_share = (
+            (x - safe).exp().transpose(1, 2)[..., None].to(past.weights.dtype)
+            for x in (lse, later_lse)
+        )
+        weights = past.weights * share + mirrored.weights.flip(2, 3) * later_share
+    return AttentionResult(out.to(past.out.dtype), total.transpose(1, 2), weights)
 
 
 def _check_tensors(
     q: Tensor | None,
-    tensors: dict[str, Tensor],
-    per_key: dict[str, Tensor | None],
-    spectra: dict[str, Tensor],
+    keys: Oscillators,
+    values: Oscillators,
+    query_times: Tensor,
+    key_times: Tensor,
     mask: Tensor | None,
-    drive: Drive | None,
-    query: str,
-    doubts: Doubts,
+    checks: DeferredChecks,
 ) -> None:
+    """Refuse wrong types and shapes at once, bad spectra through `checks`."""
+    k = keys.start
+    tensors = {"k": k, "v": values.start, "query_times": query_times, "key_times": key_times}
     for name, x in tensors.items():
         check_float(name, x)
-    k, key_times, query_times = tensors["k"], tensors["key_times"], tensors["query_times"]
     if k.ndim != 4:
         raise ValueError(f"k must have shape [B, N, H, C], got {list(k.shape)}")
-    batch, num_keys, num_heads, channels = k.shape
-    shape = (batch, num_keys, num_heads, channels)
-    check_shape("v", tensors["v"], shape, "[B, N, H, C]")
+    batch, num_keys, heads, channels = shape = tuple(k.shape)
+    check_shape("v", values.start, shape, "[B, N, H, C]")
     check_shape("key_times", key_times, (batch, num_keys), "[B, N]")
     if query_times.ndim != 2 or query_times.shape[0] != batch:
         raise ValueError(
@@ -274,38 +265,36 @@ def _check_tensors(
         )
     if q is not None:
         check_float("q", q)
-        check_shape("q", q, (batch, query_times.shape[1], num_heads, channels), "[B, M, H, C]")
-    for name, extra in per_key.items():
-        if extra is not None:
-            check_float(name, extra)
-            check_shape(name, extra, shape, "[B, N, H, C]")
-    check_spectra(spectra, num_heads, channels, doubts)
+        check_shape("q", q, (batch, query_times.shape[1], heads, channels), "[B, M, H, C]")
+    spectra: dict[str, Tensor] = {}
+    for role, tokens in (("key", keys), ("value", values)):
+        spectra |= {f"{role}_omega": tokens.omega, f"{role}_zeta": tokens.zeta}
+        extras = {"velocity": tokens.velocity, "equilibrium": tokens.equilibrium}
+        for name, extra in extras.items():
+            if extra is not None:
+                check_float(f"{role}_{name}", extra)
+                check_shape(f"{role}_{name}", extra, shape, "[B, N, H, C]")
+    check_spectra(spectra, heads, channels, checks)
     if mask is not None:
         check_mask("mask", mask, (batch, num_keys))
-    if drive is not None:
-        for field in fields(drive)[1:]:
-            gain = getattr(drive, field.name)
-            if gain is not None and gain.shape[::2] != (num_heads, channels):
-                raise ValueError(
-                    f"drive.{field.name} must have shape [H, Md, C] with H = {num_heads} and"
-                    f" C = {channels} as in k, got {list(gain.shape)}"
-                )
+
+
+def _check_drive(drive: Drive | None, heads: int, channels: int) -> None:
+    for field in fields(drive)[1:] if drive is not None else ():
+        gain = getattr(drive, field.name)
+        if gain is not None and gain.shape[::2] != (heads, channels):
+            raise ValueError(
+                f"drive.{field.name} must have shape [H, Md, C] with H = {heads} and"
+                f" C = {channels} as in k, got {list(gain.shape)}"
+            )
 
 
 def _query_mask(query_times: Tensor, key_times: Tensor, mask: Tensor | None) -> Tensor | None:
-    """Return which query tokens are present: the key mask where the times are the same."""
-    if mask is None:
-        return None
-    if query_times is key_times:
+    """Return which query tokens are present: the key mask if query and key times agree."""
+    if mask is None or query_times is key_times:
         return mask
     if query_times.shape != key_times.shape:
         return None
     # NaN padding equals NaN padding here.
     same = (query_times == key_times) | (query_times.isnan() & key_times.isnan())
     return mask | ~same.all(dim=1, keepdim=True)
-
-
-def _flipped_params(params: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    if not params or params.get("mask") is None:
-        return params
-    return {**params, "mask": params["mask"].flip(1)}

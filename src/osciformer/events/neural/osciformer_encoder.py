@@ -184,7 +184,7 @@ class OsciFormerEventEncoder(EventEncoder):
             return _take(x, events)
 
         def look(seen: Seen) -> Seen:
-            return Seen(take(seen.near), _take(seen.far, chunks))
+            return Seen(take(seen.intra), _take(seen.past, chunks))
 
         return _Prepared(
             timeline=_Timeline(

@@ -11,6 +11,10 @@ from osciformer._types import Float, Tensor
 
 Role = Literal["key", "value"]
 
+# Below this |1/H| relative to the drive frequency squared, the split of a driven oscillator into
+# steady state and free oscillation is all cancellation.
+_SMALLEST_DETUNING = 1e-6
+
 
 @dataclass(frozen=True)
 class Drive:
@@ -68,9 +72,6 @@ class Drive:
     ) -> tuple[Float[Tensor, "H Md"], Float[Tensor, "H Md C"], Float[Tensor, "H Md C"]] | None:
         """Return `(omega [H, Md], cos [H, Md, C], sin [H, Md, C])`, or None if nothing is driven.
 
-        Args:
-            role: Whose gains.
-
         Example:
             >>> drive = Drive(torch.tensor([1.0, 2.0]), key_cos=torch.ones(3, 2, 4))
             >>> [tuple(x.shape) for x in drive.gains("key")], drive.gains("value")
@@ -85,3 +86,17 @@ class Drive:
         cos = torch.zeros_like(given) if cos is None else cos
         sin = torch.zeros_like(given) if sin is None else sin
         return self.omega.expand(given.shape[:2]), cos, sin
+
+    def is_resonant(self, role: Role, omega: Tensor, zeta: Tensor) -> bool:
+        """Return whether the drive hits an undamped channel at its frequency (reads values)."""
+        gains = self.gains(role)
+        if gains is None:
+            return False
+        mode = gains[0].detach()[..., None]
+        real, imag = detuning(mode, omega.detach()[:, None], zeta.detach()[:, None])
+        return bool((torch.hypot(real, imag) < _SMALLEST_DETUNING * mode * mode).any())
+
+
+def detuning(mode: Tensor, omega: Tensor, zeta: Tensor) -> tuple[Tensor, Tensor]:
+    """Return real and imaginary part of 1/H, the inverse of the transfer function."""
+    return (omega - mode) * (omega + mode), 2.0 * zeta * omega * mode

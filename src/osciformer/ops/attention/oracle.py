@@ -24,89 +24,40 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from osciformer._types import Bool, Float, Tensor
+from osciformer._types import Float, Tensor
 from osciformer.math.quadrature import gauss_legendre
-from osciformer.ops.attention.drive import Drive
-from osciformer.ops.attention.query import ConstantPath, LinearPath, QueryPath, SinusoidPath
+from osciformer.ops.attention.drive import Drive, Role
+from osciformer.ops.attention.inputs import AttentionInputs, AttentionResult, Oscillators
+from osciformer.ops.attention.query import LinearPath, QueryPath, SinusoidPath
 
 # 20 nodes integrate exp(i phase x) over [0, 1] to rounding up to a phase of about 8.
 _NODES = 20
 _PHASE_PER_PANEL = 6.0
 
 
-def attend(
-    path: QueryPath,
-    k: Float[Tensor, "B N H C"],
-    v: Float[Tensor, "B N H C"],
-    query_times: Float[Tensor, "B M"],
-    key_times: Float[Tensor, "B N"],
-    *,
-    key_omega: Float[Tensor, "H C"],
-    key_zeta: Float[Tensor, "H C"],
-    value_omega: Float[Tensor, "H C"],
-    value_zeta: Float[Tensor, "H C"],
-    key_velocity: Float[Tensor, "B N H C"] | None = None,
-    value_velocity: Float[Tensor, "B N H C"] | None = None,
-    value: str = "average",
-    drive: Drive | None = None,
-    mask: Bool[Tensor, "B N"] | None = None,
-    scale: float,
-    strict: bool = False,
-    key_equilibrium: Float[Tensor, "B N H C"] | None = None,
-    value_equilibrium: Float[Tensor, "B N H C"] | None = None,
-    return_weights: bool = False,
-) -> tuple[Float[Tensor, "B M H C"], Float[Tensor, "B H M"], Float[Tensor, "B H M N"] | None]:
+def attend(inputs: AttentionInputs) -> AttentionResult:
     """Return attention over the keys before each query time, by quadrature in float64.
 
     At a zero gap the logit is its limit, `<q_j(t_i), K_i>`, and the value is `V_i`; there, neither
     has a derivative in the gap, while the path keeps its own in `t_i`.
-
-    Args:
-        path: The query as a function of time, from `resolve_query`.
-        k: Keys at their own times.
-        v: Values at their own times.
-        query_times: Times at which attention is read.
-        key_times: Times of the keys.
-        key_omega: Natural frequencies of the key oscillators.
-        key_zeta: Damping ratios of the key oscillators.
-        value_omega: Natural frequencies of the value oscillators.
-        value_zeta: Damping ratios of the value oscillators.
-        key_velocity: Initial velocities of the keys; None is zero.
-        value_velocity: Initial velocities of the values; None is zero.
-        value: `average` over the gap, or `point`, the value at the query time.
-        drive: Sinusoidal forces on keys and values.
-        mask: Which keys are present.
-        scale: Factor on the logits.
-        strict: Whether a key must lie strictly before the query time to be seen.
-        key_equilibrium: Rest positions of the keys; None is zero.
-        value_equilibrium: Rest positions of the values; None is zero.
-        return_weights: Whether to return the attention weights.
-
-    Returns:
-        Output, log-sum-exp of the scaled logits, and weights or None, all float64. A row that
-        sees no key has output 0, weights 0 and log-sum-exp `-inf`.
     """
-    path = _double(path)
-    query_times, key_times = query_times.double(), key_times.double()
-    keys = _Oscillators("key", k, key_omega, key_zeta, key_velocity, key_equilibrium, drive)
-    values = _Oscillators(
-        "value", v, value_omega, value_zeta, value_velocity, value_equilibrium, drive
-    )
-    batch, num_keys, heads, channels = k.shape
+    path, mask, scale = _double(inputs.path), inputs.mask, inputs.scale
+    query_times, key_times = inputs.query_times.double(), inputs.key_times.double()
+    keys = _Moving("key", inputs.keys, inputs.drive)
+    values = _Moving("value", inputs.values, inputs.drive)
+    read_value = _mean_value if inputs.value == "average" else _end_value
+    batch, num_keys, heads, channels = inputs.keys.start.shape
     rows = query_times.shape[1]
 
     outs, lses, weights = [], [], []
     for b in range(batch):
-        present = torch.ones(num_keys, dtype=torch.bool, device=k.device)
-        present = present if mask is None else mask[b]
-        linear = (
-            _linear_integrals(path, keys, b, query_times[b], key_times[b], present)
-            if isinstance(path, LinearPath)
-            else None
-        )
+        present = torch.ones_like(key_times[b], dtype=torch.bool) if mask is None else mask[b]
+        linear = []
+        if isinstance(path, LinearPath):
+            linear = _linear_integrals(path, keys, b, query_times[b], key_times[b], present)
         for j in range(rows):
             gap = query_times[b, j] - key_times[b]
-            seen = torch.nonzero(present & (gap > 0 if strict else gap >= 0))[:, 0]
+            seen = torch.nonzero(present & (gap > 0 if inputs.strict else gap >= 0))[:, 0]
             if seen.numel() == 0:
                 outs.append(key_times.new_zeros(heads, channels))
                 lses.append(key_times.new_full((heads,), -math.inf))
@@ -115,48 +66,32 @@ def attend(
             # A zero gap is a constant: its limit has, by convention, no derivative in the gap.
             delta = torch.where(gap[seen] > 0, gap[seen], 0.0)
             anchor = key_times[b, seen]
-            if not isinstance(path, LinearPath) or linear is None:
-                logits = _again(_mean_product, keys, path, b, j, seen, anchor, delta)
+            if isinstance(path, LinearPath):
+                logits = scale * _linear_logits(linear[j], path, keys, b, j, seen, delta)
             else:
-                logits = _linear_logits(linear, path, keys, b, j, seen, delta)
-            logits = scale * logits
-            content = _again(
-                _mean_value if value == "average" else _end_value, values, b, seen, delta
-            )
+                logits = scale * _again(_mean_product, keys, path, b, j, seen, anchor, delta)
+            content = _again(read_value, values, b, seen, delta)
             p = torch.softmax(logits, dim=0)  # [n, H]
             outs.append((p[..., None] * content).sum(0))
             lses.append(torch.logsumexp(logits, dim=0))
             weights.append(p.new_zeros(heads, num_keys).index_add(1, seen, p.T))
 
-    if not outs:  # no batch or no rows
-        out = k.new_zeros(batch, rows, heads, channels, dtype=torch.float64)
-        lse = out.new_full((batch, heads, rows), -math.inf)
-        return out, lse, out.new_zeros(batch, heads, rows, num_keys) if return_weights else None
     out = torch.stack(outs).reshape(batch, rows, heads, channels)
     lse = torch.stack(lses).reshape(batch, rows, heads).transpose(1, 2)
-    if not return_weights:
-        return out, lse, None
-    return out, lse, torch.stack(weights).reshape(batch, rows, heads, num_keys).transpose(1, 2)
+    all_weights = torch.stack(weights).reshape(batch, rows, heads, num_keys).transpose(1, 2)
+    return AttentionResult(out, lse, all_weights if inputs.return_weights else None)
 
 
-class _Oscillators:
-    """Initial states and dynamics of one role, channels of all heads in one axis G."""
+class _Moving:
+    """Initial states and dynamics of the keys or values, channels of all heads in one axis G."""
 
-    def __init__(
-        self,
-        role: Any,
-        content: Tensor,
-        omega: Tensor,
-        zeta: Tensor,
-        velocity: Tensor | None,
-        equilibrium: Tensor | None,
-        drive: Drive | None,
-    ) -> None:
-        self.heads, self.channels = content.shape[2:]
-        self.content = content.double().flatten(2)  # [B, N, G]
-        self.omega, self.zeta = omega.double().flatten(), zeta.double().flatten()
-        self.velocity = None if velocity is None else velocity.double().flatten(2)
-        self.equilibrium = None if equilibrium is None else equilibrium.double().flatten(2)
+    def __init__(self, role: Role, tokens: Oscillators, drive: Drive | None) -> None:
+        self.heads, self.channels = tokens.start.shape[2:]
+        tokens = tokens.map_tokens(lambda x: x.double().flatten(2))
+        self.content, still = tokens.start, torch.zeros_like(tokens.start)  # [B, N, G]
+        self.velocity = still if tokens.velocity is None else tokens.velocity
+        self.rest = still if tokens.equilibrium is None else tokens.equilibrium
+        self.omega, self.zeta = tokens.omega.double().flatten(), tokens.zeta.double().flatten()
         gains = None if drive is None else drive.gains(role)
         if gains is None:
             self.drive_omega = self.omega.new_zeros(self.heads * self.channels, 0)
@@ -169,20 +104,16 @@ class _Oscillators:
             pairs = torch.stack([cos, sin], dim=-1)  # [H, Md, C, 2]
             self.gains = pairs.transpose(1, 2).flatten(2).flatten(0, 1)  # [G, 2 Md]
 
+    def by_head(self, x: Float[Tensor, "n G"]) -> Float[Tensor, "n H C"]:
+        return x.unflatten(1, (self.heads, self.channels))
+
     def scale_of_velocity(self, longest: float) -> Float[Tensor, " G"]:
         return self.omega.detach().clamp(min=1.0 / longest if longest > 0 else 1.0)
 
     def initial(self, b: int, seen: Tensor, mu: Tensor) -> Float[Tensor, "n G S"]:
         content = self.content[b, seen]
-        shift = content if self.equilibrium is None else content - self.equilibrium[b, seen]
-        velocity = torch.zeros_like(content) if self.velocity is None else self.velocity[b, seen]
-        force = content[..., None] * self.gains
-        return torch.cat([torch.stack([shift, velocity / mu], dim=-1), force], dim=-1)
-
-    def rest(self, b: int, seen: Tensor) -> Float[Tensor, "n G"]:
-        if self.equilibrium is None:
-            return torch.zeros_like(self.content[b, seen])
-        return self.equilibrium[b, seen]
+        state = [content - self.rest[b, seen], self.velocity[b, seen] / mu]
+        return torch.cat([torch.stack(state, dim=-1), content[..., None] * self.gains], dim=-1)
 
     def system(self, mu: Tensor) -> Float[Tensor, "G S S"]:
         size = 2 + 2 * self.drive_omega.shape[1]
@@ -218,7 +149,7 @@ class _Oscillators:
 
 
 def _window_means(
-    osc: _Oscillators,
+    osc: _Moving,
     start: Float[Tensor, " W"],
     length: Float[Tensor, " W"],
     weight: Callable[[Tensor], Tensor],
@@ -227,13 +158,8 @@ def _window_means(
 ) -> tuple[Float[Tensor, "W G S"], Float[Tensor, "W G"]]:
     """Return the means of `weight * first row of exp(Z s)` and of `weight` over windows of s.
 
-    Args:
-        osc: The oscillators.
-        start: First s of each window, not negative.
-        length: Length of each window; zero gives the integrand at `start`.
-        weight: Maps s `[W, X]` to weights `[W, X, G]`.
-        path_rate: Fastest angular frequency in `weight`.
-        mu: Velocity scale of the state.
+    A window of length zero gives the integrand at `start`. `weight` maps s `[W, X]` to weights
+    `[W, X, G]`; `path_rate` is its fastest angular frequency, `mu` the velocity scale of the state.
     """
     x, w = (t.to(start) for t in gauss_legendre(_NODES))
     z = osc.system(mu)
@@ -263,7 +189,7 @@ def _powers_times(step: Tensor, entry: Tensor, count: int) -> Float[Tensor, "W G
 
 
 def _mean_product(
-    keys: _Oscillators, path: QueryPath, b: int, j: int, seen: Tensor, anchor: Tensor, delta: Tensor
+    keys: _Moving, path: QueryPath, b: int, j: int, seen: Tensor, anchor: Tensor, delta: Tensor
 ) -> Float[Tensor, "n H"]:
     """Mean of <q_j, k_i> over each gap."""
     row = _row(path, b, j)
@@ -274,30 +200,28 @@ def _mean_product(
     rate = path.omega.detach().abs().max().item() if isinstance(path, SinusoidPath) else 0.0
     mu = keys.scale_of_velocity(delta.detach().max().item())
     means, q_mean = _window_means(keys, torch.zeros_like(delta), delta, query, rate, mu)
-    product = (means * keys.initial(b, seen, mu)).sum(-1) + q_mean * keys.rest(b, seen)
-    return product.unflatten(1, (keys.heads, keys.channels)).sum(-1)
+    product = (means * keys.initial(b, seen, mu)).sum(-1) + q_mean * keys.rest[b, seen]
+    return keys.by_head(product).sum(-1)
 
 
-def _mean_value(values: _Oscillators, b: int, seen: Tensor, delta: Tensor) -> Tensor:
+def _mean_value(values: _Moving, b: int, seen: Tensor, delta: Tensor) -> Tensor:
     mu = values.scale_of_velocity(delta.detach().max().item())
 
     def one(s: Tensor) -> Tensor:
         return torch.ones(*s.shape, values.omega.shape[0], dtype=s.dtype, device=s.device)
 
     means, _ = _window_means(values, torch.zeros_like(delta), delta, one, 0.0, mu)
-    out = (means * values.initial(b, seen, mu)).sum(-1) + values.rest(b, seen)
-    return out.unflatten(1, (values.heads, values.channels))
+    return values.by_head((means * values.initial(b, seen, mu)).sum(-1) + values.rest[b, seen])
 
 
-def _end_value(values: _Oscillators, b: int, seen: Tensor, delta: Tensor) -> Tensor:
+def _end_value(values: _Moving, b: int, seen: Tensor, delta: Tensor) -> Tensor:
     mu = values.scale_of_velocity(delta.detach().max().item())
     row = _exp(values.system(mu) * delta[:, None, None, None])[..., 0, :]
-    out = (row * values.initial(b, seen, mu)).sum(-1) + values.rest(b, seen)
-    return out.unflatten(1, (values.heads, values.channels))
+    return values.by_head((row * values.initial(b, seen, mu)).sum(-1) + values.rest[b, seen])
 
 
 def _linear_integrals(
-    path: LinearPath, keys: _Oscillators, b: int, rows: Tensor, anchors: Tensor, present: Tensor
+    path: LinearPath, keys: _Moving, b: int, rows: Tensor, anchors: Tensor, present: Tensor
 ) -> list[Tensor]:
     """Integrals of <q, k_i> from t_i to each row's time, `[N, H]` a row, knot by knot.
 
@@ -311,21 +235,17 @@ def _linear_integrals(
     total = keys.omega.new_zeros(anchors.shape[0], keys.heads)
     totals = []
     for j in range(rows.shape[0]):
-        if j == 0:  # constant before the first knot
-            total = total + _again(
-                _linear_segment, keys, b, present, anchors, anchors, knots[0], None, q[0], q[0]
-            )
-        else:
-            low, high = knots[j - 1], knots[j]
-            total = total + _again(
-                _linear_segment, keys, b, present, anchors, low, high, low, q[j - 1], q[j]
-            )
+        # The path is constant before the first knot.
+        segment: tuple[Any, ...] = (anchors, knots[0], None, q[0], q[0])
+        if j > 0:
+            segment = (knots[j - 1], knots[j], knots[j - 1], q[j - 1], q[j])
+        total = total + _again(_linear_segment, keys, b, present, anchors, *segment)
         totals.append(total)
     return totals
 
 
 def _linear_segment(
-    keys: _Oscillators,
+    keys: _Moving,
     b: int,
     present: Tensor,
     anchors: Tensor,
@@ -353,26 +273,16 @@ def _linear_segment(
 
     mu = keys.scale_of_velocity((end - anchor).detach().max().item())
     means, q_mean = _window_means(keys, low - anchor, length, query, 0.0, mu)
-    product = (means * keys.initial(b, live, mu)).sum(-1) + q_mean * keys.rest(b, live)
-    product = product.unflatten(1, (keys.heads, keys.channels)).sum(-1)
-    return out.index_add(0, live, length[:, None] * product)
+    product = (means * keys.initial(b, live, mu)).sum(-1) + q_mean * keys.rest[b, live]
+    return out.index_add(0, live, length[:, None] * keys.by_head(product).sum(-1))
 
 
 def _linear_logits(
-    integrals: list[Tensor],
-    path: LinearPath,
-    keys: _Oscillators,
-    b: int,
-    j: int,
-    seen: Tensor,
-    delta: Tensor,
+    integrals: Tensor, path: LinearPath, keys: _Moving, b: int, j: int, seen: Tensor, delta: Tensor
 ) -> Float[Tensor, "n H"]:
-    limit = (path.q[b, j].flatten() * keys.content[b, seen]).unflatten(
-        1, (keys.heads, keys.channels)
-    )
+    limit = keys.by_head(path.q[b, j].flatten() * keys.content[b, seen]).sum(-1)
     apart = (delta > 0)[:, None]
-    mean = integrals[j][seen] / torch.where(apart, delta[:, None], 1.0)
-    return torch.where(apart, mean, limit.sum(-1))
+    return torch.where(apart, integrals[seen] / torch.where(apart, delta[:, None], 1.0), limit)
 
 
 class _MatrixExponential(torch.autograd.Function):
@@ -418,11 +328,8 @@ def _row(path: QueryPath, b: int, j: int) -> QueryPath:
         r = j if x.shape[1] > 1 else 0
         return x[b : b + 1, r : r + 1]
 
-    if isinstance(path, ConstantPath):
-        return ConstantPath(pick(path.q))
-    assert isinstance(path, SinusoidPath)
-    constant = None if path.constant is None else pick(path.constant)
-    return SinusoidPath(path.omega, constant, pick(path.cos), pick(path.sin), pick(path.origin))
+    tensors = {name: x for name, x in vars(path).items() if name != "omega" and x is not None}
+    return replace(path, **{name: pick(x) for name, x in tensors.items()})
 
 
 def _double(path: QueryPath) -> QueryPath:

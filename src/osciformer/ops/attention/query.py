@@ -27,6 +27,7 @@ import torch
 from osciformer._types import Bool, Float, Tensor
 from osciformer.math.banks import frequency_bank
 from osciformer.math.basis import prefix_ridge_fit, ridge_fit
+from osciformer.ops._checks import QUERIES, check_choice
 
 QueryMode = Literal["hold", "linear", "ridge", "ridge_causal", "anchored", "learned"]
 
@@ -51,10 +52,9 @@ class ConstantPath:
 
     def evaluate(self, tau: Float[Tensor, "B M *S"]) -> Float[Tensor, "B M *S H C"]:
         """Return the query of row j at the times `tau[:, j]`."""
-        batch, rows, heads, channels = self.q.shape
-        nodes = tau.ndim - 2
-        q = self.q.reshape(batch, rows, *[1] * nodes, heads, channels)
-        return q.expand(*tau.shape, heads, channels)
+        shape = self.q.shape
+        q = self.q.reshape(*shape[:2], *[1] * (tau.ndim - 2), *shape[2:])
+        return q.expand(*tau.shape, *shape[2:])
 
     def mirrored(self) -> ConstantPath:
         """Return the path under time reversal, rows in reverse order."""
@@ -80,22 +80,12 @@ class LinearPath:
 
         At a jump it is the limit from the right, or from the left.
         """
-        batch, length, heads, channels = self.q.shape
-        flat = tau.reshape(batch, -1).contiguous()
+        flat = tau.reshape(tau.shape[0], -1).contiguous()
         knots = self.times.detach().contiguous()
         right = torch.searchsorted(knots, flat.detach(), right=not from_left)
-        lower = (right - 1).clamp(min=0)
-        upper = right.clamp(max=length - 1)
-        t_lower, t_upper = self.times.gather(1, lower), self.times.gather(1, upper)
-        width = t_upper - t_lower
-        inside = width > 0
-        # Outside the tokens lower == upper: any finite fraction gives the constant.
-        theta = torch.where(inside, (flat - t_lower) / torch.where(inside, width, 1.0), 0.0)
-        pick = (batch, flat.shape[1], heads, channels)
-        q_lower = self.q.gather(1, lower[..., None, None].expand(pick))
-        q_upper = self.q.gather(1, upper[..., None, None].expand(pick))
-        out = q_lower + theta[..., None, None] * (q_upper - q_lower)
-        return out.reshape(*tau.shape, heads, channels)
+        lower, upper = (right - 1).clamp(min=0), right.clamp(max=self.q.shape[1] - 1)
+        out = _between(self.q, self.times, lower, upper, flat)
+        return out.reshape(*tau.shape, *out.shape[2:])
 
     def mirrored(self) -> LinearPath:
         """Return the path under time reversal, rows in reverse order."""
@@ -109,20 +99,13 @@ class SinusoidPath:
     $$q_j(\tau) = q_0 + \sum_m A_m \cos(\omega_m(\tau - o_j)) + B_m \sin(\omega_m(\tau - o_j))$$
 
     A row axis of size 1 is shared by all rows; the three row axes are independent.
-
-    Attributes:
-        omega: Frequencies of the bank `[J]`.
-        constant: The constant $q_0$, `[B, 1|M, H, C]`, or None for zero.
-        cos: Coefficients A `[B, 1|M, H, J, C]`.
-        sin: Coefficients B `[B, 1|M, H, J, C]`.
-        origin: The time $o_j$ that phases count from `[B, 1|M]`.
     """
 
-    omega: Float[Tensor, " J"]
-    constant: Float[Tensor, "B Rq H C"] | None
-    cos: Float[Tensor, "B R H J C"]
-    sin: Float[Tensor, "B R H J C"]
-    origin: Float[Tensor, "B Ro"]
+    omega: Float[Tensor, " J"]  # frequencies of the bank
+    constant: Float[Tensor, "B Rq H C"] | None  # q_0; None is zero
+    cos: Float[Tensor, "B R H J C"]  # A
+    sin: Float[Tensor, "B R H J C"]  # B
+    origin: Float[Tensor, "B Ro"]  # o_j, the time that phases count from
 
     @property
     def is_shared(self) -> bool:
@@ -161,26 +144,10 @@ def resolve_query(
 ) -> QueryPath:
     """Return the path that a query mode and its tokens stand for.
 
-    Args:
-        query: One of `hold, linear, ridge, ridge_causal, anchored, learned`.
-        q: Query tokens; may be None for `learned`, which has none.
-        query_times: Their times, not decreasing within a sequence.
-        query_params: What the mode needs besides the tokens. `ridge` and `ridge_causal` take
-            `omega [J]`, `ridge` and `mask [B, M]`; `linear` takes `mask [B, M]`; `anchored` and
-            `learned` take `omega [J]`, `cos [H, J, C]`, `sin [H, J, C]` and `constant [H, C]`
-            (`learned` may leave out the constant, `anchored` too: it is then one). `hold` takes
-            none.
-        mask_of_queries: Which query tokens are present, where `query_params` has no `mask`.
-            Absent tokens take no part in a fit and bend no line.
-
-    Returns:
-        A `ConstantPath`, `LinearPath` or `SinusoidPath`.
-
-    Raises:
-        ValueError: For an unknown mode, an unknown or missing parameter, or a wrong shape.
+    `query_params` are those of `oscillator_attention`. `mask_of_queries` says which query tokens
+    are present if `query_params` has no `mask`: absent ones take no part in a fit, bend no line.
     """
-    if query not in _ALLOWED_PARAMS:
-        raise ValueError(f"query must be one of {', '.join(_ALLOWED_PARAMS)}; got {query!r}")
+    check_choice("query", query, QUERIES)
     params = dict(query_params or {})
     unknown = sorted(set(params) - set(_ALLOWED_PARAMS[query]))
     if unknown:
@@ -197,16 +164,13 @@ def resolve_query(
             f"{list(query_times.shape)}, got {list(mask.shape)}"
         )
 
-    if query == "learned":
-        return _learned_path(q, query_times, params)
+    if query in ("anchored", "learned"):
+        return _trajectory(query, q, query_times, params)
     assert q is not None
     if query == "hold":
         return ConstantPath(q)
     if query == "linear":
         return LinearPath(q if mask is None else _bridge_absent(q, query_times, mask), query_times)
-    if query == "anchored":
-        return _anchored_path(q, query_times, params)
-
     omega = params.get("omega")
     if omega is None:
         omega = frequency_bank("log_spaced", DEFAULT_NUM_MODES)
@@ -223,26 +187,33 @@ def resolve_query(
     return SinusoidPath(omega, None, cos, sin, origin)
 
 
-def _learned_path(q: Tensor | None, query_times: Tensor, params: Mapping[str, Any]) -> SinusoidPath:
-    omega, constant, cos, sin = _trajectory(params, "learned", query_times, q)
-    batch = query_times.shape[0]
-    if constant is not None:
-        constant = constant.expand(batch, 1, *constant.shape)
-    cos, sin = (x.expand(batch, 1, *x.shape) for x in (cos, sin))
-    # The learned trajectory lives on the time axis itself, so phases count from time zero.
-    return SinusoidPath(omega, constant, cos, sin, query_times.new_zeros(batch, 1))
+def resolve_reversed(
+    path: QueryPath,
+    query: str,
+    q: Float[Tensor, "B M H C"] | None,
+    query_times: Float[Tensor, "B M"],
+    query_params: Mapping[str, Any] | None = None,
+    mask: Bool[Tensor, "B M"] | None = None,
+) -> QueryPath:
+    """Return the path of the rows in reverse order on the reversed time axis.
 
-
-def _anchored_path(q: Tensor, query_times: Tensor, params: Mapping[str, Any]) -> SinusoidPath:
-    omega, constant, cos, sin = _trajectory(params, "anchored", query_times, q)
-    tokens = q[:, :, :, None, :]
-    constant = q if constant is None else q * constant
-    return SinusoidPath(omega, constant, tokens * cos, tokens * sin, query_times)
+    `path` is what `resolve_query` makes of the other arguments. It is mirrored, but a function of
+    the time before the row becomes one of the time after it.
+    """
+    if query not in ("anchored", "ridge_causal"):
+        return path.mirrored()
+    assert q is not None
+    params = dict(query_params or {})
+    if params.get("mask") is not None:
+        params["mask"] = params["mask"].flip(1)
+    mask = None if mask is None else mask.flip(1)
+    return resolve_query(query, q.flip(1), -query_times.flip(1), params, mask)
 
 
 def _trajectory(
-    params: Mapping[str, Any], query: str, times: Tensor, q: Tensor | None
-) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
+    query: str, q: Tensor | None, times: Tensor, params: Mapping[str, Any]
+) -> SinusoidPath:
+    """Return the path of `anchored` or `learned` from its coefficients."""
     for key in ("omega", "cos", "sin"):
         if params.get(key) is None:
             raise ValueError(f"query={query!r} needs query_params[{key!r}]")
@@ -255,7 +226,17 @@ def _trajectory(
     if constant is not None:
         constant = _on(constant, times)
         _expect_shape("constant", constant, (cos.shape[0], cos.shape[2]))
-    return omega, constant, cos, sin
+    if query == "anchored":
+        assert q is not None
+        tokens = q[:, :, :, None, :]
+        constant = q if constant is None else q * constant
+        return SinusoidPath(omega, constant, tokens * cos, tokens * sin, times)
+    batch = times.shape[0]
+    if constant is not None:
+        constant = constant.expand(batch, 1, *constant.shape)
+    cos, sin = (x.expand(batch, 1, *x.shape) for x in (cos, sin))
+    # The learned trajectory lives on the time axis itself, so phases count from time zero.
+    return SinusoidPath(omega, constant, cos, sin, times.new_zeros(batch, 1))
 
 
 def _expect_shape(key: str, tensor: Tensor, shape: tuple[int | None, ...]) -> None:
@@ -281,18 +262,14 @@ def _same_rows(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     return a.to(dtype), b.to(dtype)
 
 
-def _first_present_time(
-    times: Float[Tensor, "B M"], mask: Bool[Tensor, "B M"] | None
-) -> Float[Tensor, "B 1"]:
+def _first_present_time(times: Tensor, mask: Tensor | None) -> Float[Tensor, "B 1"]:
     if mask is None or times.shape[1] == 0:
         return times[:, :1] if times.shape[1] else times.new_zeros(times.shape[0], 1)
     first = mask.to(torch.uint8).argmax(dim=1, keepdim=True)  # 0 where nothing is present
     return times.gather(1, first)
 
 
-def _bridge_absent(
-    q: Float[Tensor, "B M H C"], times: Float[Tensor, "B M"], mask: Bool[Tensor, "B M"]
-) -> Float[Tensor, "B M H C"]:
+def _bridge_absent(q: Tensor, times: Tensor, mask: Tensor) -> Float[Tensor, "B M H C"]:
     """Move absent tokens onto the line between their present neighbours, so they bend nothing."""
     length = times.shape[1]
     index = torch.arange(length, device=times.device).expand(mask.shape)
@@ -300,11 +277,19 @@ def _bridge_absent(
     after = torch.where(mask, index, length).flip(1).cummin(dim=1).values.flip(1)
     lower = torch.where(before >= 0, before, after).clamp(max=length - 1)
     upper = torch.where(after < length, after, before).clamp(min=0)
+    bridged = _between(q, times, lower, upper, times).to(q.dtype)
+    return torch.where(mask[..., None, None], q, bridged)
+
+
+def _between(
+    q: Float[Tensor, "B M H C"], times: Tensor, lower: Tensor, upper: Tensor, at: Tensor
+) -> Float[Tensor, "B S H C"]:
+    """Return the lines from token `lower` to token `upper` at the times `at`, all ``[B, S]``."""
     t_lower, t_upper = times.gather(1, lower), times.gather(1, upper)
     width = t_upper - t_lower
     inside = width > 0
-    theta = torch.where(inside, (times - t_lower) / torch.where(inside, width, 1.0), 0.0)
-    q_lower = q.gather(1, lower[..., None, None].expand(q.shape))
-    q_upper = q.gather(1, upper[..., None, None].expand(q.shape))
-    bridged = q_lower + theta[..., None, None].to(q.dtype) * (q_upper - q_lower)
-    return torch.where(mask[..., None, None], q, bridged)
+    # Outside the tokens lower == upper: any finite fraction gives the constant.
+    theta = torch.where(inside, (at - t_lower) / torch.where(inside, width, 1.0), 0.0)
+    shape = (*at.shape, *q.shape[2:])
+    q_lower, q_upper = (q.gather(1, x[..., None, None].expand(shape)) for x in (lower, upper))
+    return q_lower + theta[..., None, None] * (q_upper - q_lower)

@@ -19,109 +19,74 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from osciformer._types import Bool, Complex, Float, Tensor
+from osciformer._types import Complex, Float, Tensor
 from osciformer.math.driven import driven_averages, driven_integrals, driven_response
 from osciformer.math.integrals import modulated_averages, phi1
 from osciformer.math.oscillator import moments, propagator
-from osciformer.ops.attention.drive import Drive
-from osciformer.ops.attention.query import ConstantPath, LinearPath, QueryPath, SinusoidPath
+from osciformer.ops.attention.drive import Drive, Role
+from osciformer.ops.attention.inputs import AttentionInputs, AttentionResult, Oscillators
+from osciformer.ops.attention.query import ConstantPath, LinearPath, SinusoidPath
+from osciformer.ops.padding import blank_absent
 
 _CHUNK_ELEMENTS = 2**17  # pairs x channels evaluated at once; temporaries then fit in cache
 
 
-def attend(
-    path: QueryPath,
-    k: Float[Tensor, "B N H C"],
-    v: Float[Tensor, "B N H C"],
-    query_times: Float[Tensor, "B M"],
-    key_times: Float[Tensor, "B N"],
-    *,
-    key_omega: Float[Tensor, "H C"],
-    key_zeta: Float[Tensor, "H C"],
-    value_omega: Float[Tensor, "H C"],
-    value_zeta: Float[Tensor, "H C"],
-    key_velocity: Float[Tensor, "B N H C"] | None = None,
-    value_velocity: Float[Tensor, "B N H C"] | None = None,
-    value: str = "average",
-    drive: Drive | None = None,
-    mask: Bool[Tensor, "B N"] | None = None,
-    scale: float,
-    strict: bool = False,
-    key_equilibrium: Float[Tensor, "B N H C"] | None = None,
-    value_equilibrium: Float[Tensor, "B N H C"] | None = None,
-    return_weights: bool = False,
-) -> tuple[Float[Tensor, "B M H C"], Float[Tensor, "B H M"], Float[Tensor, "B H M N"] | None]:
+def attend(inputs: AttentionInputs) -> AttentionResult:
     """Return attention over the keys before each query time, by closed forms.
 
-    Arguments and results are those of `oracle.attend`. Kernels are evaluated in the dtype of `k`
-    (at least float32); gaps, phases and driven kernels always in float64.
+    Kernels are evaluated in the dtype of the keys (at least float32); gaps, phases and driven
+    kernels always in float64.
     """
+    path, k = inputs.path, inputs.keys.start
     batch, num_keys, heads, channels = k.shape
-    rows = query_times.shape[1]
+    rows = inputs.query_times.shape[1]
     dtype = torch.promote_types(k.dtype, torch.float32)
-    query_times, key_times = query_times.double(), key_times.double()
-    present = torch.ones_like(key_times, dtype=torch.bool) if mask is None else mask
+    query_times, key_times = inputs.query_times.double(), inputs.key_times.double()
+    present = torch.ones_like(key_times, dtype=torch.bool) if inputs.mask is None else inputs.mask
     key_times = torch.where(present, key_times, 0.0)
-    keys = _Oscillators.make(
-        "key", k, key_omega, key_zeta, key_velocity, key_equilibrium, drive, present, dtype
-    )
-    values = _Oscillators.make(
-        "value",
-        v,
-        value_omega,
-        value_zeta,
-        value_velocity,
-        value_equilibrium,
-        drive,
-        present,
-        dtype,
-    )
+    keys = _Moving.make("key", inputs.keys, inputs.drive, present, dtype)
+    values = _Moving.make("value", inputs.values, inputs.drive, present, dtype)
+    read_value = _mean_value if inputs.value == "average" else _end_value
 
-    totals = (
-        _linear_integrals(path, keys, query_times, key_times)
-        if isinstance(path, LinearPath)
-        else None
-    )
+    totals = query_times  # of a linear path only
+    if isinstance(path, LinearPath):
+        totals = _linear_integrals(path, keys, query_times, key_times)
     pairs_per_row = max(1, batch * num_keys * heads * channels)
     chunk = max(1, _CHUNK_ELEMENTS // pairs_per_row)
     outs, lses, weights = [], [], []
     for first in range(0, rows, chunk):
         part = slice(first, min(rows, first + chunk))
         gap = query_times[:, part, None] - key_times[:, None]  # [B, R, N]
-        seen = present[:, None] & (gap > 0 if strict else gap >= 0)
+        seen = present[:, None] & (gap > 0 if inputs.strict else gap >= 0)
         # A zero gap is a constant: its limit has, by convention, no derivative in the gap.
         delta = torch.where(seen & (gap > 0), gap, 0.0)
         if isinstance(path, LinearPath):
-            assert totals is not None
             logits = _linear_logits(totals[:, part], path, keys, part, delta)
         else:
             logits = _again(_logits, path, keys, part, key_times, delta)
-        weight, lse = _masked_softmax(scale * logits, seen[..., None])
-        content = _again(_mean_value if value == "average" else _end_value, values, delta)
+        weight, lse = _masked_softmax(inputs.scale * logits, seen[..., None])
+        content = _again(read_value, values, delta)
         outs.append((weight[..., None] * content).sum(2))
         lses.append(lse)
         weights.append(weight)
 
-    if not outs:
-        outs = [k.new_zeros(batch, 0, heads, channels)]
-        lses = [k.new_zeros(batch, 0, heads)]
-        weights = [k.new_zeros(batch, 0, num_keys, heads)]
     out, lse = torch.cat(outs, 1).to(k.dtype), torch.cat(lses, 1).transpose(1, 2)
-    all_weights = torch.cat(weights, 1).permute(0, 3, 1, 2) if return_weights else None
-    return out, lse, all_weights
+    if not inputs.return_weights:
+        return AttentionResult(out, lse)
+    return AttentionResult(out, lse, torch.cat(weights, 1).permute(0, 3, 1, 2))
 
 
 @dataclass(frozen=True)
-class _Oscillators:
+class _Moving:
     """Keys or values: initial states, rest positions and spectra in the kernel dtype."""
 
     displacement: Float[Tensor, "B N H C"]  # content - rest
-    velocity: Float[Tensor, "B N H C"] | None
+    velocity: Float[Tensor, "B N H C"]
     rest: Float[Tensor, "B N H C"] | None
     content: Float[Tensor, "B N H C"]
     omega: Float[Tensor, "H C"]
@@ -130,23 +95,11 @@ class _Oscillators:
 
     @staticmethod
     def make(
-        role: Literal["key", "value"],
-        content: Tensor,
-        omega: Tensor,
-        zeta: Tensor,
-        velocity: Tensor | None,
-        rest: Tensor | None,
-        drive: Drive | None,
-        present: Tensor,
-        dtype: torch.dtype,
-    ) -> _Oscillators:
-        def clean(x: Tensor | None) -> Tensor | None:
-            # Absent tokens may hold anything, NaN included.
-            return None if x is None else torch.where(present[..., None, None], x, 0.0).to(dtype)
-
-        held = clean(content)
-        assert held is not None
-        rest = clean(rest)
+        role: Role, tokens: Oscillators, drive: Drive | None, present: Tensor, dtype: torch.dtype
+    ) -> _Moving:
+        # Absent tokens may hold anything, NaN included.
+        tokens = tokens.map_tokens(lambda x: blank_absent(x, present).to(dtype))
+        held, rest = tokens.start, tokens.equilibrium
         gains = None if drive is None else drive.gains(role)
         forces = []
         if gains is not None:
@@ -155,19 +108,23 @@ class _Oscillators:
                 # f = P - iQ, P = g * K, Q = h * K
                 amplitude = held.double() * torch.complex(cos[:, n], -sin[:, n])
                 forces.append((drive_omega[:, n, None], amplitude))
-        return _Oscillators(
+        return _Moving(
             held if rest is None else held - rest,
-            clean(velocity),
+            torch.zeros_like(held) if tokens.velocity is None else tokens.velocity,
             rest,
             held,
-            omega.to(dtype),
-            zeta.to(dtype),
+            tokens.omega.to(dtype),
+            tokens.zeta.to(dtype),
             forces,
         )
 
     @property
     def dtype(self) -> torch.dtype:
         return self.omega.dtype
+
+    @property
+    def spectrum(self) -> tuple[Tensor, Tensor]:
+        return self.omega.double(), self.zeta.double()
 
 
 def _modes(
@@ -194,80 +151,62 @@ def _modes(
 
 
 def _logits(
-    path: ConstantPath | SinusoidPath,
-    keys: _Oscillators,
-    rows: slice,
-    key_times: Float[Tensor, "B N"],
-    delta: Float[Tensor, "B R N"],
+    path: ConstantPath | SinusoidPath, keys: _Moving, rows: slice, key_times: Tensor, delta: Tensor
 ) -> Float[Tensor, "B R N H"]:
     gap = delta.to(keys.dtype)[..., None, None]
     total = gap.new_zeros(*delta.shape, keys.omega.shape[0])
     for w, a in _modes(path, rows, key_times):
         g11, g12 = modulated_averages(gap, w.to(keys.dtype), keys.omega, keys.zeta)
-        kernel = keys.displacement[:, None] * g11
-        if keys.velocity is not None:
-            kernel = kernel + keys.velocity[:, None] * g12
+        kernel = keys.displacement[:, None] * g11 + keys.velocity[:, None] * g12
         if keys.rest is not None:
             turn = torch.complex(torch.zeros_like(delta), w * delta)
             kernel = kernel + keys.rest[:, None] * phi1(turn)[..., None, None].to(g11.dtype)
         for drive_omega, f in keys.forces:
-            spectrum = (keys.omega.double(), keys.zeta.double())
             wide = delta[..., None, None]
-            ahead = driven_averages(wide, w, drive_omega, *spectrum)
-            behind = driven_averages(wide, w, -drive_omega, *spectrum)
+            ahead = driven_averages(wide, w, drive_omega, *keys.spectrum)
+            behind = driven_averages(wide, w, -drive_omega, *keys.spectrum)
             driven = 0.5 * (f[:, None] * ahead + f[:, None].conj() * behind)
             kernel = kernel + driven.to(g11.dtype)
         total = total + (a * kernel).real.sum(-1).to(total.dtype)
     return total
 
 
-def _mean_value(values: _Oscillators, delta: Float[Tensor, "B R N"]) -> Tensor:
+def _mean_value(values: _Moving, delta: Float[Tensor, "B R N"]) -> Tensor:
     """The value averaged over the gap: the kernels at w = 0."""
     gap = delta.to(values.dtype)[..., None, None]
     g11, g12 = modulated_averages(gap, torch.zeros_like(gap), values.omega, values.zeta)
-    out = values.displacement[:, None] * g11.real
-    if values.velocity is not None:
-        out = out + values.velocity[:, None] * g12.real
+    out = values.displacement[:, None] * g11.real + values.velocity[:, None] * g12.real
     if values.rest is not None:
         out = out + values.rest[:, None]
     for drive_omega, f in values.forces:
         wide = delta[..., None, None]
-        spectrum = (values.omega.double(), values.zeta.double())
-        driven = driven_averages(wide, torch.zeros_like(wide), drive_omega, *spectrum)
+        driven = driven_averages(wide, torch.zeros_like(wide), drive_omega, *values.spectrum)
         out = out + (f[:, None] * driven).real.to(out.dtype)
     return out
 
 
-def _end_value(values: _Oscillators, delta: Float[Tensor, "B R N"]) -> Tensor:
+def _end_value(values: _Moving, delta: Float[Tensor, "B R N"]) -> Tensor:
     """The value at the query time."""
-    return _state(values, delta.transpose(1, 2), velocity=False)[0].transpose(1, 2)
+    return _state(values, delta.transpose(1, 2))[0].transpose(1, 2)
 
 
-def _state(
-    osc: _Oscillators, s: Float[Tensor, "B N R"], *, velocity: bool = True
-) -> tuple[Tensor, Tensor | None]:
+def _state(osc: _Moving, s: Float[Tensor, "B N R"]) -> tuple[Tensor, Tensor]:
     """Return position and velocity `[B, N, R, H, C]` at times s after each token."""
     elapsed = s.to(osc.dtype)[..., None, None]
     g11, g12, g21, g22 = propagator(elapsed, osc.omega, osc.zeta)
-    x0, v0 = osc.displacement[:, :, None], osc.velocity
-    x, dx = x0 * g11, x0 * g21
-    if v0 is not None:
-        x, dx = x + v0[:, :, None] * g12, dx + v0[:, :, None] * g22
+    x0, v0 = osc.displacement[:, :, None], osc.velocity[:, :, None]
+    x, dx = x0 * g11 + v0 * g12, x0 * g21 + v0 * g22
     if osc.rest is not None:
         x = x + osc.rest[:, :, None]
     for drive_omega, f in osc.forces:
-        spectrum = (osc.omega.double(), osc.zeta.double())
-        response, slope = driven_response(s[..., None, None], drive_omega, *spectrum)
+        response, slope = driven_response(s[..., None, None], drive_omega, *osc.spectrum)
         x = x + (f[:, :, None] * response).real.to(x.dtype)
         dx = dx + (f[:, :, None] * slope).real.to(x.dtype)
-    return x, dx if velocity else None
+    return x, dx
 
 
 def _linear_integrals(
-    path: LinearPath,
-    keys: _Oscillators,
-    query_times: Float[Tensor, "B M"],
-    key_times: Float[Tensor, "B N"],
+    path: LinearPath, keys: _Moving, query_times: Tensor, key_times: Tensor
 ) -> Float[Tensor, "B M N H"]:
     """Return the integrals of <q, k_i> from each key to each row, segment by segment.
 
@@ -287,18 +226,11 @@ def _linear_integrals(
         ends = (low, knots[:, j, None], q[:, before], q[:, j])
         total = total + _again(_linear_segment, keys, key_times, *ends)
         totals.append(total)
-    return (
-        torch.stack(totals, 1) if totals else total.new_zeros(total.shape[0], 0, *total.shape[1:])
-    )
+    return torch.stack(totals, 1)
 
 
 def _linear_segment(
-    keys: _Oscillators,
-    key_times: Float[Tensor, "B N"],
-    low: Float[Tensor, "B #N"],
-    high: Float[Tensor, "B 1"],
-    q_low: Float[Tensor, "B H C"],
-    q_high: Float[Tensor, "B H C"],
+    keys: _Moving, key_times: Tensor, low: Tensor, high: Tensor, q_low: Tensor, q_high: Tensor
 ) -> Float[Tensor, "B N H"]:
     r"""Return $\int \langle q, k_i \rangle$ over the part of a segment that lies after the key.
 
@@ -314,7 +246,7 @@ def _linear_segment(
     q_start = q_low[:, None] + (start - low).to(keys.dtype)[..., None, None] * rate
 
     elapsed = (start - key_times)[..., None]
-    x, dx = (y[:, :, 0] for y in _state(keys, elapsed) if y is not None)
+    x, dx = (y[:, :, 0] for y in _state(keys, elapsed))
     u = length.to(keys.dtype)[..., None, None]
     _, i12, k12, l12 = moments(u, keys.omega, keys.zeta)
     omega2 = keys.omega**2
@@ -326,9 +258,8 @@ def _linear_segment(
     if keys.rest is not None:
         mean_0, mean_1 = mean_0 + keys.rest * u, mean_1 + keys.rest * (0.5 * u * u)
     for drive_omega, f in keys.forces:
-        spectrum = (keys.omega.double(), keys.zeta.double())
         wide = length[..., None, None]
-        once, twice = driven_integrals(wide, drive_omega, *spectrum)
+        once, twice = driven_integrals(wide, drive_omega, *keys.spectrum)
         phase = drive_omega * elapsed[..., None]
         turned = f * torch.exp(torch.complex(torch.zeros_like(phase), phase))
         mean_0 = mean_0 + (turned * once).real.to(u.dtype)
@@ -337,25 +268,16 @@ def _linear_segment(
 
 
 def _linear_logits(
-    totals: Float[Tensor, "B R N H"],
-    path: LinearPath,
-    keys: _Oscillators,
-    rows: slice,
-    delta: Float[Tensor, "B R N"],
+    totals: Tensor, path: LinearPath, keys: _Moving, rows: slice, delta: Tensor
 ) -> Float[Tensor, "B R N H"]:
     limit = torch.einsum("brhc,bnhc->brnh", path.q[:, rows].to(keys.dtype), keys.content)
     apart = (delta > 0)[..., None]
-    return torch.where(apart, totals / torch.where(apart, delta[..., None], 1.0), limit).to(
-        keys.dtype
-    )
+    mean = totals / torch.where(apart, delta[..., None], 1.0)
+    return torch.where(apart, mean, limit).to(keys.dtype)
 
 
-def _masked_softmax(
-    logits: Float[Tensor, "B R N H"], seen: Bool[Tensor, "B R N 1"]
-) -> tuple[Float[Tensor, "B R N H"], Float[Tensor, "B R H"]]:
+def _masked_softmax(logits: Tensor, seen: Tensor) -> tuple[Tensor, Float[Tensor, "B R H"]]:
     """Softmax over the seen keys; a row that sees none has weights 0 and log-sum-exp -inf."""
-    if logits.shape[2] == 0:
-        return logits, logits.new_full((*logits.shape[:2], logits.shape[3]), -math.inf)
     top = logits.detach().masked_fill(~seen, -math.inf).amax(2, keepdim=True)
     top = torch.where(torch.isfinite(top), top, 0.0)
     power = torch.exp(torch.where(seen, logits - top, -math.inf))

@@ -21,53 +21,140 @@ its fit changes with every later token.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from typing import Any, NamedTuple
 
 import torch
 
 from osciformer._types import Bool, Complex, Float, Int, Tensor
-from osciformer.math.basis import design_matrix
-from osciformer.ops.attention.motion import (
-    Medium,
-    Motion,
-    integral,
-    join,
-    mode_integrals,
-    move,
-    plain_weights,
-    ramp_weights,
-    start_motion,
-)
+from osciformer.math.basis import design_matrix, solve_ridge
+from osciformer.math.driven import driven_averages, driven_integrals, driven_response
+from osciformer.math.integrals import modulated_averages, phi1
+from osciformer.math.oscillator import moments
+from osciformer.ops.attention.gap import Transition, ramp_integral, transition
 
 STREAMING_QUERIES = ("hold", "linear", "ridge_causal", "anchored", "learned")
 
 
 @dataclass(frozen=True)
-class StepSettings:
-    """What stays the same from step to step. Tensors are float64.
+class Medium:
+    """What moves oscillators: spectra, and the drive `(omega [H, Md], cos, sin [H, Md, C])`."""
 
-    Attributes:
-        key_medium: Spectra and drive of the keys.
-        value_medium: Spectra and drive of the values.
-        query: One of `STREAMING_QUERIES`.
-        value: `average` or `point`.
-        scale: Factor of the logits.
-        omega: Bank of the sinusoidal queries.
-        constant: Constant of `anchored` and `learned`.
-        cos: Cosine coefficients of `anchored` and `learned`.
-        sin: Sine coefficients of `anchored` and `learned`.
-        ridge: Ridge of `ridge_causal`.
-    """
+    omega: Float[Tensor, "H C"]
+    zeta: Float[Tensor, "H C"]
+    gains: tuple[Tensor, Tensor, Tensor] | None = None
+
+    @property
+    def driven(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Drive frequencies `[H, Md, 1]` and spectra `[H, 1, C]` that broadcast with them."""
+        assert self.gains is not None
+        return self.gains[0][..., None], self.omega[:, None], self.zeta[:, None]
+
+
+class Motion(NamedTuple):
+    """Keys or values at the current time, float64."""
+
+    position: Float[Tensor, "B N H C"]  # displacement from rest
+    velocity: Float[Tensor, "B N H C"]
+    rest: Float[Tensor, "B N H C"]
+    force: Complex[Tensor, "B N H Md C"] | None  # amplitudes at the phase reached, if driven
+
+    def after(self, gap: Float[Tensor, " B"], medium: Medium) -> tuple[Motion, Tensor]:
+        """Return the motion after a gap, and the integral of each token over it."""
+        over = transition(gap[:, None], medium.omega, medium.zeta)
+        over = Transition(*(x[:, None] for x in over))
+        position, velocity = over.move(self.position, self.velocity)
+        integral = over.integral(self.position, self.velocity)
+        integral = integral + gap[:, None, None, None] * self.rest
+        force = self.force
+        if force is not None:
+            s = gap[:, None, None, None]
+            pushed, sped = driven_response(s, *medium.driven)
+            integral = integral + _push(force, driven_integrals(s, *medium.driven)[0])
+            position, velocity = position + _push(force, pushed), velocity + _push(force, sped)
+            phase = medium.driven[0] * s
+            force = force * torch.polar(torch.ones_like(phase), phase)[:, None]
+        return Motion(position, velocity, self.rest, force), integral
+
+
+def _push(force: Tensor, response: Tensor) -> Tensor:
+    return torch.einsum("bnhmc,bhmc->bnhc", force, response).real
+
+
+def _start_motion(
+    start: Tensor, velocity: Tensor | None, rest: Tensor | None, medium: Medium
+) -> Motion:
+    """Return tokens ``[B, G, H, C]`` when they start."""
+    start = start.double()
+    still = torch.zeros_like(start)
+    rest = still if rest is None else rest.double()
+    force = None
+    if medium.gains is not None:
+        _, cos, sin = medium.gains
+        force = start[:, :, :, None] * torch.complex(cos, -sin)
+    return Motion(start - rest, still if velocity is None else velocity.double(), rest, force)
+
+
+def _join(a: Motion, b: Motion) -> Motion:
+    """Return the tokens of both."""
+    pairs = zip(a, b, strict=True)
+    return Motion._make(
+        None if x is None or y is None else torch.cat((x, y), dim=1) for x, y in pairs
+    )
+
+
+def _ramp_integrals(motion: Motion, gap: Tensor, medium: Medium) -> Float[Tensor, "B N H C"]:
+    r"""Return $\int_0^\delta (s / \delta)\, k(T + s)\, ds$ of every token, zero at a zero gap."""
+    delta = gap[:, None, None]
+    m = moments(delta, medium.omega, medium.zeta)
+    first, second = (x[:, None] for x in ramp_integral(m, delta, medium.omega))
+    out = first * motion.position + second * motion.velocity + 0.5 * delta[:, None] * motion.rest
+    if motion.force is not None:
+        delta = delta[..., None]
+        once, twice = driven_integrals(delta, *medium.driven)
+        out = out + _push(motion.force, once - twice / torch.where(delta > 0, delta, 1.0))
+    return out
+
+
+def _mode_integrals(
+    motion: Motion, gap: Tensor, mode_omega: Float[Tensor, " J"], medium: Medium
+) -> Complex[Tensor, "B N H J C"]:
+    r"""Return $\int_0^\delta e^{i w_m s} k(T + s)\, ds$ of every token and mode."""
+    delta = gap[:, None, None, None]
+    mode = mode_omega[:, None]
+    g11, g12 = modulated_averages(delta, mode, medium.omega[:, None], medium.zeta[:, None])
+    turn = mode * delta
+    rest = phi1(torch.complex(torch.zeros_like(turn), turn))
+    out = (
+        g11[:, None] * motion.position[:, :, :, None]
+        + g12[:, None] * motion.velocity[:, :, :, None]
+        + rest[:, None] * motion.rest[:, :, :, None]
+    )
+    if motion.force is not None:
+        args = [x[:, None] for x in medium.driven]  # [H, 1, Md, 1] and so on
+        with_mode = driven_averages(delta[..., None], mode[:, None], *args)
+        against = driven_averages(delta[..., None], -mode[:, None], *args)
+        # Re(F X) e^{iws} = (F X e^{iws} + conj(F X e^{-iws})) / 2
+        out = out + 0.5 * (
+            torch.einsum("bnhmc,bhjmc->bnhjc", motion.force, with_mode)
+            + torch.einsum("bnhmc,bhjmc->bnhjc", motion.force, against).conj()
+        )
+    return out * delta[:, None]
+
+
+@dataclass(frozen=True)
+class StepSettings:
+    """What stays the same from step to step. Tensors are float64."""
 
     key_medium: Medium
     value_medium: Medium
-    query: str
-    value: str
-    scale: float
-    omega: Float[Tensor, " J"] | None = None
-    constant: Float[Tensor, "H C"] | None = None
+    query: str  # one of `STREAMING_QUERIES`
+    value: str  # `average` or `point`
+    scale: float  # factor of the logits
+    omega: Float[Tensor, " J"] | None = None  # bank of the sinusoidal queries
+    constant: Float[Tensor, "H C"] | None = None  # of `anchored` and `learned`, as cos and sin
     cos: Float[Tensor, "H J C"] | None = None
     sin: Float[Tensor, "H J C"] | None = None
-    ridge: float = 1e-4
+    ridge: float = 1e-4  # of `ridge_causal`
 
     def __post_init__(self) -> None:
         """Refuse a query that has no streaming form."""
@@ -80,37 +167,21 @@ class StepSettings:
 
 @dataclass(frozen=True)
 class StepCache:
-    r"""All tokens so far, moved to the current time.
+    """All tokens so far, moved to the current time T. Integrals count from a token's own time."""
 
-    Attributes:
-        time: Current time of each series.
-        times: Times of the tokens.
-        present: Which tokens count.
-        keys: The keys in motion.
-        values: The values in motion.
-        value_sum: Integral of each value since its own time.
-        key_sum: Integral of each key since its own time.
-        modes: The same, weighted with $e^{i\omega_m(\tau - T)}$.
-        score: Integral of query times key since the key's own time.
-        last_query: The last knot of the piecewise linear query.
-        gram: Sum of the outer products of the fit's design rows.
-        moment: Sum of design rows times query tokens.
-        origin: Time from which the fit counts its phases.
-    """
-
-    time: Float[Tensor, " B"]
-    times: Float[Tensor, "B N"]
-    present: Bool[Tensor, "B N"]
+    time: Float[Tensor, " B"]  # T
+    times: Float[Tensor, "B N"]  # of the tokens
+    present: Bool[Tensor, "B N"]  # which tokens count
     keys: Motion
     values: Motion
-    value_sum: Float[Tensor, "B N H C"]
-    key_sum: Float[Tensor, "B N H C"]
-    modes: Complex[Tensor, "B N H J C"] | None
-    score: Float[Tensor, "B N H"] | None
-    last_query: Float[Tensor, "B H C"] | None
-    gram: Float[Tensor, "B P P"] | None
-    moment: Float[Tensor, "B P HC"] | None
-    origin: Float[Tensor, " B"]
+    value_sum: Float[Tensor, "B N H C"]  # integral of each value
+    key_sum: Float[Tensor, "B N H C"]  # integral of each key
+    modes: Complex[Tensor, "B N H J C"] | None  # of each key times e^{i omega_m (tau - T)}
+    score: Float[Tensor, "B N H"] | None  # of each key times the piecewise linear query
+    last_query: Float[Tensor, "B H C"] | None  # the last knot of that query
+    gram: Float[Tensor, "B P P"] | None  # sum of outer products of the fit's design rows
+    targets: Float[Tensor, "B P HC"] | None  # sum of design rows times query tokens
+    origin: Float[Tensor, " B"]  # time from which the fit counts its phases
 
     @property
     def count(self) -> Int[Tensor, " B"]:
@@ -119,7 +190,7 @@ class StepCache:
 
 
 # Everything else in a cache has a token axis.
-_PER_SERIES = ("time", "last_query", "gram", "moment", "origin")
+_PER_SERIES = ("time", "last_query", "gram", "targets", "origin")
 
 
 def empty_cache(batch_size: int, settings: StepSettings) -> StepCache:
@@ -129,7 +200,7 @@ def empty_cache(batch_size: int, settings: StepSettings) -> StepCache:
     num_modes = 0 if settings.omega is None else len(settings.omega)
     tokens = like.new_zeros(batch_size, 0, heads, channels)
     series = like.new_zeros(batch_size)
-    modes = score = last_query = gram = moment = None
+    modes = score = last_query = gram = targets = None
     if settings.query == "linear":
         score, last_query = tokens[..., 0], like.new_zeros(batch_size, heads, channels)
     elif settings.query != "hold":
@@ -137,22 +208,12 @@ def empty_cache(batch_size: int, settings: StepSettings) -> StepCache:
         modes = torch.zeros(shape, dtype=torch.complex128, device=like.device)
     if settings.query == "ridge_causal":
         gram = like.new_zeros(batch_size, 2 * num_modes, 2 * num_modes)
-        moment = like.new_zeros(batch_size, 2 * num_modes, heads * channels)
-    return StepCache(
-        time=series,
-        times=like.new_zeros(batch_size, 0),
-        present=torch.zeros(batch_size, 0, dtype=torch.bool, device=like.device),
-        keys=start_motion(tokens, None, None, settings.key_medium),
-        values=start_motion(tokens, None, None, settings.value_medium),
-        value_sum=tokens,
-        key_sum=tokens,
-        modes=modes,
-        score=score,
-        last_query=last_query,
-        gram=gram,
-        moment=moment,
-        origin=series,
-    )
+        targets = like.new_zeros(batch_size, 2 * num_modes, heads * channels)
+    no_times = like.new_zeros(batch_size, 0)
+    keys = _start_motion(tokens, None, None, settings.key_medium)
+    values = _start_motion(tokens, None, None, settings.value_medium)
+    kept = (tokens, tokens, modes, score, last_query, gram, targets)
+    return StepCache(series, no_times, no_times.bool(), keys, values, *kept, series)
 
 
 def advance(
@@ -161,34 +222,30 @@ def advance(
     time: Float[Tensor, " B"],
     arriving_query: Float[Tensor, "B H C"] | None = None,
 ) -> StepCache:
-    """Return the cache at a later time; a series without tokens just takes the time.
+    """Return the cache at a time at or after its own; a series without tokens just takes the time.
 
-    Args:
-        cache: The cache.
-        settings: The settings it was made with.
-        time: The time to move to, at or after `cache.time` where a series has tokens.
-        arriving_query: Where the piecewise linear query is at `time`; for `linear`.
+    `arriving_query` is the value of the piecewise linear query at `time`; for `linear`.
     """
     gap = torch.where(cache.count > 0, time - cache.time, 0.0)
-    key_medium, value_medium = settings.key_medium, settings.value_medium
-    key_gain = integral(plain_weights(gap, key_medium), cache.keys)
+    keys, key_integral = cache.keys.after(gap, settings.key_medium)
+    values, value_integral = cache.values.after(gap, settings.value_medium)
     score, modes = cache.score, cache.modes
     if score is not None and cache.last_query is not None and arriving_query is not None:
-        ramp = integral(ramp_weights(gap, key_medium), cache.keys)
+        ramp = _ramp_integrals(cache.keys, gap, settings.key_medium)
         slope = arriving_query.double() - cache.last_query
-        score = score + torch.einsum("bnhc,bhc->bnh", key_gain, cache.last_query)
+        score = score + torch.einsum("bnhc,bhc->bnh", key_integral, cache.last_query)
         score = score + torch.einsum("bnhc,bhc->bnh", ramp, slope)
     if modes is not None and settings.omega is not None:
         phase = (settings.omega * gap[:, None])[:, None, None, :, None]
-        gained = mode_integrals(cache.keys, gap, settings.omega, key_medium)
-        modes = (modes + gained) * torch.polar(torch.ones_like(phase), -phase)
+        more = _mode_integrals(cache.keys, gap, settings.omega, settings.key_medium)
+        modes = (modes + more) * torch.polar(torch.ones_like(phase), -phase)
     return replace(
         cache,
         time=time,
-        keys=move(cache.keys, gap, key_medium),
-        values=move(cache.values, gap, value_medium),
-        value_sum=cache.value_sum + integral(plain_weights(gap, value_medium), cache.values),
-        key_sum=cache.key_sum + key_gain,
+        keys=keys,
+        values=values,
+        value_sum=cache.value_sum + value_integral,
+        key_sum=cache.key_sum + key_integral,
         modes=modes,
         score=score,
     )
@@ -204,50 +261,42 @@ def append(
 ) -> StepCache:
     """Return the cache with more tokens that start at its current time.
 
-    Args:
-        cache: The cache, at the time of the tokens.
-        settings: The settings it was made with.
-        keys: Start, velocity (or None) and rest position (or None) of the keys, `[B, G, H, C]`.
-        values: The same for the values.
-        queries: Their query tokens; for `linear` and `ridge_causal`.
-        present: Which of them count.
+    `keys` and `values` are start, velocity (or None) and rest position (or None), `[B, G, H, C]`;
+    `queries` are their query tokens, for `linear` and `ridge_causal`; `present` says which count.
     """
-    key_motion = start_motion(*keys, settings.key_medium)
-    value_motion = start_motion(*values, settings.value_medium)
+    key_motion = _start_motion(*keys, settings.key_medium)
+    value_motion = _start_motion(*values, settings.value_medium)
     batch, group = key_motion.position.shape[:2]
     if present is None:
         present = torch.ones(batch, group, dtype=torch.bool, device=cache.present.device)
     times = cache.time[:, None].expand(batch, group)
     origin = torch.where(cache.count > 0, cache.origin, cache.time)
 
-    def extended(old: Tensor) -> Tensor:
-        return torch.cat((old, old.new_zeros(batch, group, *old.shape[2:])), dim=1)
-
-    last_query, gram, moment = cache.last_query, cache.gram, cache.moment
+    last_query, gram, targets = cache.last_query, cache.gram, cache.targets
     if last_query is not None and queries is not None:
         position = torch.arange(group, device=present.device)
         final = torch.where(present, position, 0).amax(dim=1)
         last = torch.take_along_dim(queries.double(), final[:, None, None, None], dim=1)[:, 0]
         last_query = torch.where(present.any(dim=1)[:, None, None], last, last_query)
-    if gram is not None and moment is not None and queries is not None:
+    if gram is not None and targets is not None and queries is not None:
         assert settings.omega is not None
         design = design_matrix(times - origin[:, None], settings.omega)
         design = torch.where(present[..., None], design, 0.0)
         gram = gram + torch.einsum("bgi,bgj->bij", design, design)
-        moment = moment + torch.einsum("bgi,bgc->bic", design, queries.double().flatten(2))
+        targets = targets + torch.einsum("bgi,bgc->bic", design, queries.double().flatten(2))
     return replace(
         cache,
         times=torch.cat((cache.times, times), dim=1),
         present=torch.cat((cache.present, present), dim=1),
-        keys=join(cache.keys, key_motion),
-        values=join(cache.values, value_motion),
-        value_sum=extended(cache.value_sum),
-        key_sum=extended(cache.key_sum),
-        modes=None if cache.modes is None else extended(cache.modes),
-        score=None if cache.score is None else extended(cache.score),
+        keys=_join(cache.keys, key_motion),
+        values=_join(cache.values, value_motion),
+        value_sum=_extended(cache.value_sum, group),
+        key_sum=_extended(cache.key_sum, group),
+        modes=None if cache.modes is None else _extended(cache.modes, group),
+        score=None if cache.score is None else _extended(cache.score, group),
         last_query=last_query,
         gram=gram,
-        moment=moment,
+        targets=targets,
         origin=origin,
     )
 
@@ -260,11 +309,7 @@ def attend(
 ) -> Float[Tensor, "B R H C"]:
     """Return rows of attention at the cache's current time, over all of its tokens.
 
-    Args:
-        cache: The cache, moved to the time of the rows.
-        settings: The settings it was made with.
-        q: Query tokens of the rows; None for `learned`.
-        num_rows: Number of rows where there are no query tokens.
+    `q` are the query tokens of the rows, None for `learned`, which has `num_rows` rows instead.
     """
     elapsed = cache.time[:, None] - cache.times  # [B, N]
     positive = elapsed > 0
@@ -312,8 +357,8 @@ def _sinusoids(
 ) -> tuple[Float[Tensor, "B #R H C"] | None, Complex[Tensor, "B #R H J C"]]:
     r"""Return constant and amplitudes of $q(\tau) = q_0 + Re \sum_m a_m e^{i w_m (\tau - T)}$."""
     assert settings.omega is not None
-    if cache.gram is not None and cache.moment is not None:
-        coefficients = _fit(cache, settings.ridge)  # [B, 2J, H*C]
+    if cache.gram is not None and cache.targets is not None:
+        coefficients = solve_ridge(cache.gram, cache.targets, cache.count, settings.ridge)
         heads, channels = settings.key_medium.omega.shape
         cos, sin = coefficients.unflatten(2, (heads, channels)).transpose(1, 2).chunk(2, dim=2)
         phase = (cache.time - cache.origin)[:, None] * settings.omega
@@ -321,27 +366,19 @@ def _sinusoids(
         return None, (torch.complex(cos, -sin) * turn)[:, None]
     assert settings.cos is not None
     assert settings.sin is not None
-    amplitude = torch.complex(settings.cos, -settings.sin)
+    amplitude, constant = torch.complex(settings.cos, -settings.sin), settings.constant
     if settings.query == "anchored":
         assert q is not None
-        return q if settings.constant is None else q * settings.constant, q[
-            :, :, :, None
-        ] * amplitude
+        return q if constant is None else q * constant, q[:, :, :, None] * amplitude
     phase = cache.time[:, None] * settings.omega
     turn = torch.polar(torch.ones_like(phase), phase)[:, None, :, None]
-    constant = (
-        None if settings.constant is None else settings.constant.expand(len(phase), 1, -1, -1)
-    )
+    constant = None if constant is None else constant.expand(len(phase), 1, -1, -1)
     return constant, (amplitude * turn)[:, None]
 
 
-def _fit(cache: StepCache, ridge: float) -> Float[Tensor, "B P HC"]:
-    assert cache.gram is not None
-    assert cache.moment is not None
-    count = cache.count.clamp(min=1)[:, None, None]
-    eye = torch.eye(cache.gram.shape[1], dtype=cache.gram.dtype, device=cache.gram.device)
-    factor = torch.linalg.cholesky(cache.gram / count + ridge * eye)
-    return torch.cholesky_solve(cache.moment / count, factor)
+def _extended(x: Tensor, count: int) -> Tensor:
+    """Append zeros for `count` more tokens."""
+    return torch.cat((x, x.new_zeros(x.shape[0], count, *x.shape[2:])), dim=1)
 
 
 def merge(chosen: Bool[Tensor, " B"], shorter: StepCache, longer: StepCache) -> StepCache:
@@ -351,21 +388,13 @@ def merge(chosen: Bool[Tensor, " B"], shorter: StepCache, longer: StepCache) -> 
     """
     missing = longer.times.shape[1] - shorter.times.shape[1]
 
-    def pick(a: Tensor | None, b: Tensor | None, per_series: bool) -> Tensor | None:
+    def pick(name: str, a: Any, b: Any) -> Any:
+        if isinstance(a, Motion):
+            return Motion._make(pick(name, x, y) for x, y in zip(a, b, strict=True))
         if a is None or b is None:
             return None
-        if not per_series:
-            a = torch.cat((a, a.new_zeros(a.shape[0], missing, *a.shape[2:])), dim=1)
+        a = a if name in _PER_SERIES else _extended(a, missing)
         return torch.where(chosen.view(-1, *[1] * (b.ndim - 1)), a, b)
 
-    def pick_all(a: object, b: object) -> dict[str, Tensor | Motion | None]:
-        picked: dict[str, Tensor | Motion | None] = {}
-        for field in fields(a):  # type: ignore[arg-type]
-            old, new = getattr(a, field.name), getattr(b, field.name)
-            if isinstance(old, Motion):
-                picked[field.name] = Motion(**pick_all(old, new))  # type: ignore[arg-type]
-            else:
-                picked[field.name] = pick(old, new, field.name in _PER_SERIES)
-        return picked
-
-    return StepCache(**pick_all(shorter, longer))  # type: ignore[arg-type]
+    names = [field.name for field in fields(StepCache)]
+    return StepCache(*(pick(n, getattr(shorter, n), getattr(longer, n)) for n in names))

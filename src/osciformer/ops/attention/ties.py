@@ -2,41 +2,55 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from osciformer._types import Bool, Float, Int
-from osciformer.ops.attention.rows import add_rows, take_rows
+
+
+def _flat_index(index: Tensor, length: int) -> Tensor:
+    offset = torch.arange(index.shape[0], device=index.device).unsqueeze(-1) * length
+    return (index + offset).flatten()
+
+
+def take_rows(x: Tensor, index: Tensor) -> Tensor:
+    """Return ``x[b, index[b, i]]`` for ``[B, N, ...]`` and ``[B, I]``."""
+    rows = _flat_index(index, x.shape[1])
+    return x.flatten(0, 1).index_select(0, rows).unflatten(0, index.shape)
+
+
+def _add_rows(x: Tensor, index: Tensor, value: Tensor) -> None:
+    """Add ``value[b, i]`` to ``x[b, index[b, i]]``, in place; the adjoint of `take_rows`."""
+    x.flatten(0, 1).index_add_(0, _flat_index(index, x.shape[1]), value.flatten(0, 1))
+
+
+class Ties(NamedTuple):
+    """Which present keys share a time with each row."""
+
+    order: Int[Tensor, "B N"]  # indices of the present keys in time order
+    end: Int[Tensor, "B M"]  # one past the place in `order` of the last key at the row's time
+    size: Int[Tensor, "B M"]  # how many keys share its time
 
 
 def find_ties(
     query_times: Float[Tensor, "B M"],
     key_times: Float[Tensor, "B N"],
     mask: Bool[Tensor, "B N"] | None,
-) -> tuple[Int[Tensor, "B N"], Int[Tensor, "B M"], Int[Tensor, "B M"]]:
-    """Return which present keys share a time with each row.
-
-    Args:
-        query_times: Sorted times of the rows.
-        key_times: Sorted times of the keys.
-        mask: Which keys are present; None is all.
-
-    Returns:
-        `order`, the indices of the present keys in time order; `end`, for each row one past the
-        place in `order` of the last key at its time; `count`, how many keys share it.
-    """
+) -> Ties:
+    """Return the ties of sorted rows and keys; `mask` says which keys are present."""
     times, rows = key_times.detach().contiguous(), query_times.detach().contiguous()
     end = torch.searchsorted(times, rows, right=True)
     start = torch.searchsorted(times, rows, right=False)
     batch, num_keys = times.shape
     if mask is None:
-        return torch.arange(num_keys, device=times.device).expand(batch, -1), end, end - start
+        order = torch.arange(num_keys, device=times.device).expand(batch, -1)
+        return Ties(order, end, end - start)
     order = torch.argsort(~mask, dim=1, stable=True)
     passed = torch.nn.functional.pad(mask.cumsum(dim=1), (1, 0))
     end, start = passed.gather(1, end), passed.gather(1, start)
-    return order, end, end - start
+    return Ties(order, end, end - start)
 
 
 @torch.library.custom_op("osciformer::tied_forward", mutates_args=())
@@ -64,19 +78,14 @@ def _(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor) -> tuple[Tensor, Tensor]:
     return q.new_empty(*q.shape[:3], v.shape[-1]), q.new_empty(q.shape[:3])
 
 
-@torch.library.custom_op("osciformer::tied_backward", mutates_args=())
-def _tied_backward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    order: Tensor,
-    end: Tensor,
-    count: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    grad_out: Tensor,
-    grad_lse: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:
+@torch.library.custom_op(
+    "osciformer::tied_backward",
+    mutates_args=(),
+    schema="(Tensor q, Tensor k, Tensor v, Tensor order, Tensor end, Tensor count, Tensor out,"
+    " Tensor lse, Tensor grad_out, Tensor grad_lse) -> (Tensor, Tensor, Tensor)",
+)
+def _tied_backward(*args: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    q, k, v, order, end, count, out, lse, grad_out, grad_lse = args
     grad_q, grad_k, grad_v = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
     is_empty = (lse == float("-inf")).unsqueeze(-1)
     excess = (grad_out * out).sum(-1, keepdim=True) - grad_lse.unsqueeze(-1)
@@ -89,8 +98,8 @@ def _tied_backward(
         weight = (score - shift).exp()
         grad_score = weight * ((grad_out * values).sum(-1, keepdim=True) - excess)
         grad_q += grad_score * keys
-        add_rows(grad_k, index, grad_score * q)
-        add_rows(grad_v, index, weight * grad_out)
+        _add_rows(grad_k, index, grad_score * q)
+        _add_rows(grad_v, index, weight * grad_out)
     return grad_q, grad_k, grad_v
 
 
@@ -119,36 +128,23 @@ _tied_forward.register_autograd(_pull_back, setup_context=_setup_context)
 def attend_tied(
     q: Float[Tensor, "B M H C"],
     k: Float[Tensor, "B N H C"],
-    v: Float[Tensor, "B N H V"],
-    order: Int[Tensor, "B N"],
-    end: Int[Tensor, "B M"],
-    count: Int[Tensor, "B M"],
-) -> tuple[Float[Tensor, "B M H V"], Float[Tensor, "B M H"]]:
+    v: Float[Tensor, "B N H C"],
+    ties: Ties,
+) -> tuple[Float[Tensor, "B M H C"], Float[Tensor, "B M H"]]:
     """Return output and logsumexp of dot-product attention over the keys at each row's own time.
 
-    At a zero gap the trajectories have not moved, so the layer is plain attention there.
-
-    Args:
-        q: The query of each row at its own time, scaled.
-        k: Keys at their own times.
-        v: Values at their own times.
-        order: From `find_ties`.
-        end: From `find_ties`.
-        count: From `find_ties`.
+    At a zero gap the trajectories have not moved, so the layer is plain attention there. `q` is the
+    query of each row at its own time, scaled.
     """
+    tokens = (x.contiguous() for x in (q, k, v))
     found: tuple[Tensor, Tensor] = _tied_forward(
-        q.contiguous(), k.contiguous(), v.contiguous(), order.contiguous(), end, count
+        *tokens, ties.order.contiguous(), ties.end, ties.size
     )
     return found
 
 
-def merge(
-    out: Float[Tensor, "B M H C"],
-    lse: Float[Tensor, "B M H"],
-    other_out: Float[Tensor, "B M H C"],
-    other_lse: Float[Tensor, "B M H"],
-) -> tuple[Float[Tensor, "B M H C"], Float[Tensor, "B M H"]]:
-    """Return output and logsumexp over the union of two disjoint sets of keys.
+def merge(out: Tensor, lse: Tensor, other_out: Tensor, other_lse: Tensor) -> tuple[Tensor, Tensor]:
+    """Return output ``[B, M, H, C]`` and logsumexp ``[B, M, H]`` over two disjoint sets of keys.
 
     Empty sets have logsumexp -inf; the union of two empty sets has output 0.
     """

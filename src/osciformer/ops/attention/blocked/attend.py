@@ -1,160 +1,119 @@
-"""From a query path and tokens to the inputs of the quadratic part, and back to rows."""
+"""From the inputs of the operator to those of the quadratic part, and back to rows."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
-from osciformer._types import Bool, Float, Tensor
-from osciformer.ops.attention.blocked.core import CoreInputs, forward
-from osciformer.ops.attention.blocked.operator import attend_strictly_before
+from osciformer._types import Tensor
+from osciformer.ops.attention.blocked.operator import (
+    CoreInputs,
+    Layout,
+    SideInputs,
+    attend_strictly_before,
+    forward,
+)
 from osciformer.ops.attention.blocked.paths import (
     BlockedPath,
     PathSpans,
+    Setup,
     blocked_path,
+    constant_spans,
     query_at_rows,
 )
-from osciformer.ops.attention.blocked.side import SideInputs
-from osciformer.ops.attention.blocked.spans import constant_spans
 from osciformer.ops.attention.blocked.timeline import CrossTimeline, SelfTimeline, Timeline
-from osciformer.ops.attention.drive import Drive, Role
-from osciformer.ops.attention.expansion import (
-    Oscillators,
-    expand_channels,
-    expand_path,
-    is_resonant,
-)
-from osciformer.ops.attention.query import QueryPath
+from osciformer.ops.attention.drive import Drive, Role, detuning
+from osciformer.ops.attention.inputs import AttentionInputs, AttentionResult, Oscillators
+from osciformer.ops.attention.query import ConstantPath, LinearPath, QueryPath
 from osciformer.ops.attention.ties import attend_tied, find_ties, merge
 
 
-def attend(
-    path: QueryPath,
-    k: Float[Tensor, "B N H C"],
-    v: Float[Tensor, "B N H C"],
-    query_times: Float[Tensor, "B M"],
-    key_times: Float[Tensor, "B N"],
-    *,
-    key_omega: Float[Tensor, "H C"],
-    key_zeta: Float[Tensor, "H C"],
-    value_omega: Float[Tensor, "H C"],
-    value_zeta: Float[Tensor, "H C"],
-    key_velocity: Float[Tensor, "B N H C"] | None = None,
-    value_velocity: Float[Tensor, "B N H C"] | None = None,
-    value: str = "average",
-    drive: Drive | None = None,
-    mask: Bool[Tensor, "B N"] | None = None,
-    scale: float = 1.0,
-    strict: bool = False,
-    key_equilibrium: Float[Tensor, "B N H C"] | None = None,
-    value_equilibrium: Float[Tensor, "B N H C"] | None = None,
-    return_weights: bool = False,
-) -> tuple[Float[Tensor, "B M H C"], Float[Tensor, "B H M"], Float[Tensor, "B H M N"] | None]:
+def attend(inputs: AttentionInputs) -> AttentionResult:
     """Return output, logsumexp and (detached) weights of causal oscillator attention, exactly.
 
     Closed forms are evaluated once per gap in float64; the quadratic part runs in the dtype of the
-    tokens (float32 for half-precision tokens, float64 where times want gradients or keys are
+    tokens (float32 for half-precision tokens, float64 if times need gradients or keys are
     driven), in memory linear in N and M.
-
-    Args:
-        path: The query of every row as a function of time.
-        k: Keys at their own times.
-        v: Values at their own times.
-        query_times: Sorted times of the rows.
-        key_times: Sorted times of the keys.
-        key_omega: Natural frequencies of the keys.
-        key_zeta: Damping ratios of the keys.
-        value_omega: Natural frequencies of the values.
-        value_zeta: Damping ratios of the values.
-        key_velocity: Initial velocities of the keys; None is 0.
-        value_velocity: Initial velocities of the values; None is 0.
-        value: "average" over [t_i, t_j] or "point" at t_j.
-        drive: Sinusoidal forces on keys and values.
-        mask: Which keys are present; None is all.
-        scale: Factor of the logits.
-        strict: Leave out keys at a row's own time.
-        key_equilibrium: Rest position of each key; None is 0.
-        value_equilibrium: Rest position of each value; None is 0.
-        return_weights: Also return the weights; this alone takes memory M times N.
     """
-    spectra: tuple[tuple[Role, Tensor, Tensor], ...] = (
-        ("key", key_omega, key_zeta),
-        ("value", value_omega, value_zeta),
-    )
-    for role, omega, zeta in spectra:
-        if not torch.compiler.is_compiling() and is_resonant(drive, role, omega, zeta):
-            raise ValueError(
-                f"drive.omega hits an undamped {role} channel at its own frequency, where the split"
-                " into steady state and free oscillation has a pole; use backend='reference' or a"
-                f" {role}_zeta above 0 there"
-            )
-    keys = expand_channels(k, key_velocity, key_omega, key_zeta, key_equilibrium, drive, "key")
-    values = expand_channels(
-        v, value_velocity, value_omega, value_zeta, value_equilibrium, drive, "value"
-    )
-    is_drift = query_times.requires_grad or key_times.requires_grad
-    dtype = _compute_dtype(k, drive, is_drift=is_drift)
-    rows, cols = query_times.double(), key_times.double()
-    line = _timeline(query_times, key_times, rows, cols, mask)
-    inputs = None
+    path, mask, drive = inputs.path, inputs.mask, inputs.drive
+    k, v = inputs.keys.start, inputs.values.start
+    keys, key_groups = expand_channels(inputs.keys, drive, "key")
+    values, value_groups = expand_channels(inputs.values, drive, "value")
+    is_drift = inputs.query_times.requires_grad or inputs.key_times.requires_grad
+    # The derivative in time of an average over a gap is a difference divided by the gap, and a
+    # driven oscillator is a difference of oscillators that are larger than it.
+    needs_double = k.dtype == torch.float64 or is_drift or drive is not None
+    dtype = torch.float64 if needs_double else torch.float32
+    rows, cols = inputs.query_times.double(), inputs.key_times.double()
+    line = _timeline(inputs, rows, cols)
+    core = None
     if line is None:
-        out = v.new_zeros(*query_times.shape, *v.shape[2:], dtype=dtype)
+        out = v.new_zeros(*rows.shape, *v.shape[2:], dtype=dtype)
         lse = out.new_full(out.shape[:3], float("-inf"))
     else:
-        seen = blocked_path(expand_path(path, keys.groups), line, scale, dtype, is_drift=is_drift)
-        inputs = CoreInputs(
+        setup = Setup(line, dtype, is_drift)
+        seen = blocked_path(expand_path(path, key_groups), setup, inputs.scale)
+        core = CoreInputs(
             _key_side(seen, line, keys),
-            _value_side(line, values, dtype, is_average=value == "average", is_drift=is_drift),
+            _value_side(setup, values, is_average=inputs.value == "average"),
             line.gaps.to(dtype),
             line.age.to(dtype),
             line.present,
-            k.shape[2],
-            line.levels.num_slots,
-            line.levels.fan,
-            is_drift,
+            Layout(k.shape[2], line.levels.num_slots, line.levels.fan, is_drift),
         )
-        by_position, lse = attend_strictly_before(inputs)
-        out = values.collapse(line.positions_to_rows(by_position.transpose(1, 2)))
+        by_position, lse = attend_strictly_before(core)
+        out = collapse(line.positions_to_rows(by_position.transpose(1, 2)), value_groups)
         lse = line.positions_to_rows(lse.transpose(1, 2))
     ties = find_ties(rows, cols, mask)
-    own = (query_at_rows(path, rows, cols, ties) * scale).to(dtype)
-    if not strict:
-        out, lse = merge(out, lse, *attend_tied(own, k.to(dtype), v.to(dtype), *ties))
+    own = (query_at_rows(path, rows, cols, ties) * inputs.scale).to(dtype)
+    if not inputs.strict:
+        out, lse = merge(out, lse, *attend_tied(own, k.to(dtype), v.to(dtype), ties))
     weights = None
-    if return_weights:
-        is_tied = None if strict else rows[:, None, :, None] == cols[:, None, None, :]
-        weights = _weights(line, inputs, lse, own, k.to(dtype), is_tied, mask).to(v.dtype)
-    return out.to(v.dtype), lse.transpose(1, 2), weights
+    if inputs.return_weights:
+        with torch.no_grad():
+            logits = _logits(line, core, own, k.to(dtype))
+            if not inputs.strict:
+                is_tied = rows[:, None, :, None] == cols[:, None, None, :]
+                is_tied = is_tied if mask is None else is_tied & mask[:, None, None]
+                logits = torch.where(
+                    is_tied, torch.einsum("bmhc,bnhc->bhmn", own, k.to(dtype)), logits
+                )
+            total = torch.where(lse == float("-inf"), 0.0, lse).transpose(1, 2)[..., None]
+            weights = (logits - total).exp().to(v.dtype)
+    return AttentionResult(out.to(v.dtype), lse.transpose(1, 2), weights)
 
 
-def _compute_dtype(k: Tensor, drive: Drive | None, *, is_drift: bool) -> torch.dtype:
-    """Return float64 where it is asked for or needed, else float32."""
-    # The derivative in time of an average over a gap is a difference divided by the gap, and a
-    # driven oscillator is a difference of oscillators that are larger than it.
-    if k.dtype == torch.float64 or is_drift or drive is not None:
-        return torch.float64
-    return torch.float32
+def _logits(line: Timeline | None, core: CoreInputs | None, own: Tensor, k: Tensor) -> Tensor:
+    """Return the logits ``[B, H, M, N]`` of keys before each row, from a second run; else -inf."""
+    if line is None or core is None:
+        shape = (own.shape[0], own.shape[2], own.shape[1], k.shape[1])
+        return own.new_full(shape, float("-inf"))
+    (batch, positions), places = core.span.shape, core.age.shape[1]
+    dense = own.new_full((batch, own.shape[2], positions, places), float("-inf"))
+    forward(core, dense)
+    by_row = line.positions_to_rows(dense.transpose(1, 2))  # [B, M, H, K]
+    return line.places_to_keys(by_row, k.shape[1]).transpose(1, 2)
 
 
-def _timeline(
-    query_times: Tensor, key_times: Tensor, rows: Tensor, cols: Tensor, mask: Tensor | None
-) -> Timeline | None:
-    """Return the time line, or None where no row can see a key of an earlier time."""
-    is_self = query_times is key_times
+def _timeline(inputs: AttentionInputs, rows: Tensor, cols: Tensor) -> Timeline | None:
+    """Return the time line, or None if no row can see a key of an earlier time."""
+    is_same = is_self = inputs.query_times is inputs.key_times
     if not is_self and not torch.compiler.is_compiling() and rows.shape == cols.shape:
         is_self = torch.equal(rows, cols)
     if not is_self:
-        return CrossTimeline(rows, cols, mask)
+        return CrossTimeline(rows, cols, inputs.mask)
     if rows.shape[1] < 2:
         return None
-    has_gradient = query_times.requires_grad or key_times.requires_grad
+    has_gradient = inputs.query_times.requires_grad or inputs.key_times.requires_grad
     # Two tensors of equal times keep their own gradients.
-    return SelfTimeline(rows, cols if query_times is not key_times and has_gradient else rows, mask)
+    return SelfTimeline(rows, cols if has_gradient and not is_same else rows, inputs.mask)
 
 
 def _aged(line: Timeline, tokens: Oscillators, spans: PathSpans) -> Tensor:
     """Return states and integrals of the keys at their slots, from their own spans.
 
-    The same as `chain.append_to_key` from a key that has just begun.
+    The same as `gap.append_to_key` from a key that has just begun.
     """
     dtype, matrix = spans.matrix.dtype, spans.matrix
     x1 = line.keys_to_places(tokens.start.flatten(-2)).to(dtype)
@@ -183,43 +142,85 @@ def _key_side(seen: BlockedPath, line: Timeline, keys: Oscillators) -> SideInput
     return SideInputs(over.matrix, _aged(line, keys, own), seen.amplitude, base, over.step)
 
 
-def _value_side(
-    line: Timeline, values: Oscillators, dtype: torch.dtype, *, is_average: bool, is_drift: bool
-) -> SideInputs:
-    omega, zeta = values.omega.double().flatten(), values.zeta.double().flatten()
+def _value_side(setup: Setup, values: Oscillators, *, is_average: bool) -> SideInputs:
+    line = setup.line
+    spectrum = values.omega.double().flatten(), values.zeta.double().flatten()
+    over = own = constant_spans(setup, line.gaps, *spectrum, with_integral=is_average)
+    if line.age is not line.gaps:
+        own = constant_spans(setup, line.age, *spectrum, with_integral=is_average)
+    return SideInputs(over.matrix, _aged(line, values, own))
 
-    def spans(gap: Tensor) -> PathSpans:
-        gap = gap.unsqueeze(-1)
-        matrix = constant_spans(
-            gap, omega, zeta, dtype, is_drift=is_drift, with_integral=is_average
+
+def expand_channels(
+    tokens: Oscillators, drive: Drive | None, role: Role
+) -> tuple[Oscillators, int]:
+    r"""Return tokens with rest positions and drives as free oscillators, and how many a channel.
+
+    A forced oscillator is its steady state plus a free oscillation. The steady state at a drive
+    frequency is itself an undamped oscillator of that frequency, and a rest position is one of
+    frequency zero. So a token with a rest position and M drive modes is 2 + M free oscillators a
+    channel, laid out ``[B, N, H, (2 + M) C]``, started from
+
+    $$x_m = \mathrm{Re}\,[H(\varpi_m) f_m], \quad
+    \dot x_m = \mathrm{Re}\,[i \varpi_m H(\varpi_m) f_m], \quad
+    f_m = (g_m - i h_m) \odot K_i,$$
+
+    and the free one from what is left of $(K_i, \dot K_i)$.
+    """
+    omega, zeta = tokens.omega, tokens.zeta
+    gains = None if drive is None else drive.gains(role)
+    can_read = not torch.compiler.is_compiling()
+    if drive is not None and can_read and drive.is_resonant(role, omega, zeta):
+        raise ValueError(
+            f"drive.omega hits an undamped {role} channel at its own frequency, where the split"
+            " into steady state and free oscillation has a pole; use backend='reference' or a"
+            f" {role}_zeta above 0 there"
         )
-        return PathSpans(matrix, is_drift)
+    if tokens.equilibrium is None and gains is None:
+        return tokens, 1
+    start = tokens.start.double()
+    speed = torch.zeros_like(start) if tokens.velocity is None else tokens.velocity.double()
+    starts, speeds, omegas, zetas = [start], [speed], [omega], [zeta]
+    if tokens.equilibrium is not None:
+        rest = tokens.equilibrium.double()
+        starts[0] = start - rest
+        starts.append(rest)
+        speeds.append(torch.zeros_like(rest))
+        omegas.append(torch.zeros_like(omega))
+        zetas.append(torch.zeros_like(zeta))
+    if gains is not None:
+        mode, cos, sin = (g.double() for g in gains)
+        real, imag = detuning(mode[..., None], omega.double()[:, None], zeta.double()[:, None])
+        size = real * real + imag * imag
+        # H (g - i h) with H = (real - i imag) / size
+        in_phase = (real * cos - imag * sin) / size
+        quadrature = -(real * sin + imag * cos) / size
+        for m in range(mode.shape[-1]):
+            position = start * in_phase[:, m]
+            rate = -start * quadrature[:, m] * mode[:, m, None]
+            starts[0], speeds[0] = starts[0] - position, speeds[0] - rate
+            starts.append(position)
+            speeds.append(rate)
+            omegas.append(mode[:, m, None].expand(omega.shape).to(omega.dtype))
+            zetas.append(torch.zeros_like(zeta))
+    free = Oscillators(*(torch.cat(x, dim=-1) for x in (starts, omegas, zetas, speeds)))
+    return free, len(starts)
 
-    over = spans(line.gaps)
-    own = over if line.age is line.gaps else spans(line.age)
-    return SideInputs(over.matrix, _aged(line, values, own), None, None, None)
+
+def collapse(out: Tensor, groups: int) -> Tensor:
+    """Add up the groups of ``[..., groups * C]``."""
+    return out if groups == 1 else out.unflatten(-1, (groups, -1)).sum(-2)
 
 
-@torch.no_grad()
-def _weights(
-    line: Timeline | None,
-    inputs: CoreInputs | None,
-    lse: Tensor,
-    own: Tensor,
-    k: Tensor,
-    is_tied: Tensor | None,
-    mask: Tensor | None,
-) -> Tensor:
-    """Return ``[B, H, M, N]``, the weights, from logits recorded on a second run."""
-    tied = torch.einsum("bmhc,bnhc->bhmn", own, k)
-    logits = torch.full_like(tied, float("-inf"))
-    if line is not None and inputs is not None:
-        (batch, positions), places = inputs.span.shape, inputs.age.shape[1]
-        dense = logits.new_full((batch, inputs.num_heads, positions, places), float("-inf"))
-        forward(inputs, dense)
-        by_row = line.positions_to_rows(dense.transpose(1, 2))  # [B, M, H, K]
-        logits = line.places_to_keys(by_row, k.shape[1]).transpose(1, 2)
-    if is_tied is not None:
-        is_tied = is_tied if mask is None else is_tied & mask[:, None, None]
-        logits = torch.where(is_tied, tied, logits)
-    return (logits - torch.where(lse == float("-inf"), 0.0, lse).transpose(1, 2)[..., None]).exp()
+def expand_path(path: QueryPath, groups: int) -> QueryPath:
+    """Return the path that asks every group of channels the same."""
+    if groups == 1:
+        return path
+
+    def repeated(x: Tensor) -> Tensor:
+        return torch.cat([x] * groups, dim=-1)
+
+    if isinstance(path, ConstantPath | LinearPath):
+        return replace(path, q=repeated(path.q))
+    constant = None if path.constant is None else repeated(path.constant)
+    return replace(path, constant=constant, cos=repeated(path.cos), sin=repeated(path.sin))

@@ -1,68 +1,109 @@
-"""The quadratic part as a `torch.library` operator: one opaque node for compile and export."""
+"""The quadratic part of the layer as one operator: no tensor of size N^2, forward or backward.
+
+`forward` climbs the levels once; rows meet keys at each. `backward` climbs again, keeping what each
+climb overwrites (half of the rows and keys a level), and descends with the adjoints; logits are
+recomputed tile by tile. Nothing here knows about oscillators, frequencies or queries: it is
+attention over any two-dimensional linear system whose spans compose (`gap.Spans`). Both passes are
+`torch.library` operators, opaque nodes for compile and export.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from osciformer.ops.attention.blocked import core
-from osciformer.ops.attention.blocked.core import CoreInputs
-from osciformer.ops.attention.blocked.side import SideInputs
-
-_NUM_SIDE = 5  # tensors of a SideInputs
-
-
-def _inputs(
-    tensors: list[Tensor | None],
-    present: Tensor | None,
-    num_heads: int,
-    num_slots: int,
-    fan: int,
-    is_drift: bool,
-) -> CoreInputs:
-    key, value = tensors[:_NUM_SIDE], tensors[_NUM_SIDE : 2 * _NUM_SIDE]
-    span, age = tensors[2 * _NUM_SIDE :]
-    assert span is not None
-    assert age is not None
-    return CoreInputs(
-        SideInputs(*key),  # type: ignore[arg-type]
-        SideInputs(*value),  # type: ignore[arg-type]
-        span,
-        age,
-        present,
-        num_heads,
-        num_slots,
-        fan,
-        is_drift,
-    )
+from osciformer.ops.attention import gap
+from osciformer.ops.attention.blocked.tiles import (
+    Keys,
+    Rows,
+    RowTerms,
+    Tile,
+    Where,
+    add_joined,
+    add_tile_gradients,
+    brackets,
+    each,
+    inverse_gaps,
+    join,
+    keys_of,
+    logits,
+    rows_of,
+    tiles,
+    values,
+)
+from osciformer.ops.attention.blocked.timeline import Group, Levels
+from osciformer.ops.attention.gap import Spans
 
 
-@torch.library.custom_op("osciformer::blocked_forward", mutates_args=())
-def _forward(
-    key_matrix: Tensor,
-    key_key: Tensor,
-    key_amplitude: Tensor | None,
-    key_base: Tensor | None,
-    key_step: Tensor | None,
-    value_matrix: Tensor,
-    value_key: Tensor,
-    value_amplitude: Tensor | None,
-    value_base: Tensor | None,
-    value_step: Tensor | None,
-    span: Tensor,
-    age: Tensor,
-    present: Tensor | None,
-    num_heads: int,
-    num_slots: int,
-    fan: int,
-    is_drift: bool,
-) -> tuple[Tensor, Tensor]:
-    tensors = [key_matrix, key_key, key_amplitude, key_base, key_step]
-    tensors += [value_matrix, value_key, value_amplitude, value_base, value_step, span, age]
-    with torch.autocast(span.device.type, enabled=False):
-        return core.forward(_inputs(tensors, present, num_heads, num_slots, fan, is_drift))
+class SideInputs(NamedTuple):
+    """What one channel set (keys against the query, or values) brings; all are differentiable.
+
+    X spans, K = X * fan keys and X positions, X as padded by `Levels`; D = H * C channels. Without
+    amplitudes the basis is the query itself; without `base` it is the constant 1.
+    """
+
+    matrix: Tensor  # [2 + F, 2, B, X, D], the spans that end at each slot (`gap.Spans`)
+    key: Tensor  # [2 + F, B, K, D], state and integrals of each key at the time of its slot
+    amplitude: Tensor | None = None  # [F, B, X, D], coefficients of the basis by position
+    base: Tensor | None = None  # [F, B, X + 1, 1|D], for drifts: basis functions by position
+    step: Tensor | None = None  # [F, B, X, 1|D], for drifts: their change over each span
+
+
+class Layout(NamedTuple):
+    """Heads, slots, keys a slot, and whether integrals are drifts (`gap.Spans`)."""
+
+    num_heads: int
+    num_slots: int
+    fan: int
+    is_drift: bool
+
+
+class CoreInputs(NamedTuple):
+    """Inputs of the quadratic part."""
+
+    key: SideInputs  # keys against the query (logits)
+    value: SideInputs
+    span: Tensor  # [B, X], length of the span that ends at each slot
+    age: Tensor  # [B, K], time from each key to its slot
+    present: Tensor | None  # [B, K] bool, or None (all present)
+    layout: Layout
+
+
+def attend_strictly_before(inputs: CoreInputs) -> tuple[Tensor, Tensor]:
+    """Return output ``[B, H, X, C]`` and logsumexp ``[B, H, X]`` of rows over the keys before them.
+
+    Differentiable in every tensor of `inputs` (in `span` and `age` if integrals are drifts);
+    memory is linear in X, forward and backward.
+    """
+    key, value, *rest, layout = inputs
+    found: tuple[Tensor, Tensor] = _forward(*key, *value, *rest, *layout)
+    return found
+
+
+def _inputs(tensors: list[Tensor | None], present: Tensor | None, layout: Layout) -> CoreInputs:
+    """Return the inputs from the five tensors of each side, `span` and `age`."""
+    key, value = SideInputs._make(tensors[:5]), SideInputs._make(tensors[5:10])
+    return CoreInputs._make([key, value, *tensors[10:], present, layout])
+
+
+_SIDE = (
+    "Tensor {0}_matrix, Tensor {0}_key, Tensor? {0}_amplitude, Tensor? {0}_base, Tensor? {0}_step"
+)
+_LAYOUT = "int num_heads, int num_slots, int fan, bool is_drift"
+
+
+@torch.library.custom_op(
+    "osciformer::blocked_forward",
+    mutates_args=(),
+    schema=f"({_SIDE.format('key')}, {_SIDE.format('value')}, Tensor span, Tensor age,"
+    f" Tensor? present, {_LAYOUT}) -> (Tensor, Tensor)",
+)
+def _forward(*args: Any) -> tuple[Tensor, Tensor]:
+    inputs = _inputs(list(args[:12]), args[12], Layout(*args[13:]))
+    with torch.autocast(inputs.span.device.type, enabled=False):
+        return forward(inputs)
 
 
 @_forward.register_fake
@@ -72,29 +113,23 @@ def _(*args: Any) -> tuple[Tensor, Tensor]:
     return span.new_empty(*shape, key.shape[-1] // heads), span.new_empty(shape)
 
 
-@torch.library.custom_op("osciformer::blocked_backward", mutates_args=())
+@torch.library.custom_op(
+    "osciformer::blocked_backward",
+    mutates_args=(),
+    schema="(Tensor[] given, bool[] is_given, Tensor? present, Tensor out, Tensor lse,"
+    f" Tensor grad_out, Tensor grad_lse, {_LAYOUT}) -> Tensor[]",
+)
 def _backward(
-    given: list[Tensor],
-    is_given: list[bool],
-    present: Tensor | None,
-    out: Tensor,
-    lse: Tensor,
-    grad_out: Tensor,
-    grad_lse: Tensor,
-    num_heads: int,
-    num_slots: int,
-    fan: int,
-    is_drift: bool,
+    given: list[Tensor], is_given: list[bool], present: Tensor | None, *args: Any
 ) -> list[Tensor]:
     rest = iter(given)
     tensors = [next(rest) if there else None for there in is_given]
-    inputs = _inputs(tensors, present, num_heads, num_slots, fan, is_drift)
+    inputs = _inputs(tensors, present, Layout(*args[4:]))
     with torch.autocast(inputs.span.device.type, enabled=False):
-        key, value, span, age = core.backward(inputs, out, lse, grad_out, grad_lse)
-    grads = [*key.tensors(), *value.tensors(), span, age]
+        key, value, span, age = backward(inputs, *args[:4])
     return [
         torch.zeros_like(tensor) if grad is None else _own(grad)
-        for tensor, grad in zip(tensors, grads, strict=True)
+        for tensor, grad in zip(tensors, [*key, *value, span, age], strict=True)
         if tensor is not None
     ]
 
@@ -111,50 +146,413 @@ def _(given: list[Tensor], *args: Any) -> list[Tensor]:
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    *tensors, present, ctx.num_heads, ctx.num_slots, ctx.fan, ctx.is_drift = inputs
+    tensors, present, ctx.layout = inputs[:12], inputs[12], inputs[13:]
     ctx.is_given = [t is not None for t in tensors]
     ctx.save_for_backward(*(t for t in tensors if t is not None), present, *output)
 
 
-def _pull_back(ctx: Any, grad_out: Tensor, grad_lse: Tensor) -> tuple[Tensor | None, ...]:
+def _pull_back(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
     *given, present, out, lse = ctx.saved_tensors
-    found = iter(
-        _backward(
-            given,
-            ctx.is_given,
-            present,
-            out,
-            lse,
-            grad_out.contiguous(),
-            grad_lse.contiguous(),
-            ctx.num_heads,
-            ctx.num_slots,
-            ctx.fan,
-            ctx.is_drift,
-        )
-    )
-    grads = [next(found) if there else None for there in ctx.is_given]
-    return (*grads, None, None, None, None, None)
+    grads = tuple(g.contiguous() for g in grads)
+    found = iter(_backward(given, ctx.is_given, present, out, lse, *grads, *ctx.layout))
+    return (*(next(found) if there else None for there in ctx.is_given), *[None] * 5)
 
 
 _forward.register_autograd(_pull_back, setup_context=_setup_context)
 
 
-def attend_strictly_before(inputs: CoreInputs) -> tuple[Tensor, Tensor]:
-    """Return output ``[B, H, X, C]`` and logsumexp ``[B, H, X]`` of rows over the keys before them.
+class Side:
+    """The rows and keys of one channel set at the current level, and the spans of that level.
 
-    Differentiable in every tensor of `inputs` (in `span` and `age` where integrals are drifts);
-    memory is linear in X, forward and backward.
+    If all rows share the query (`is_shared`), a key's integrals are added up over channels.
     """
-    found: tuple[Tensor, Tensor] = _forward(
-        *inputs.key.tensors(),
-        *inputs.value.tensors(),
-        inputs.span,
-        inputs.age,
-        inputs.present,
-        inputs.num_heads,
-        inputs.num_slots,
-        inputs.fan,
-        inputs.is_drift,
-    )
-    return found
+
+    def __init__(self, inputs: SideInputs, layout: Layout, *, is_shared: bool) -> None:
+        self.spans = Spans(inputs.matrix, inputs.step)
+        self.is_point = inputs.matrix.shape[0] == 2
+        self.is_drift = layout.is_drift and not self.is_point
+        self.base = inputs.base
+        self.bias: Tensor | None = None  # [B, K, H]
+        if is_shared:
+            self.key = inputs.key[:2].clone()
+            self.bias = gap.to_heads(inputs.key[2], layout.num_heads)
+        else:
+            self.key = inputs.key.clone()
+        amplitude = inputs.amplitude
+        planes = 2 if amplitude is None else 2 + amplitude.shape[0]
+        self.row = inputs.matrix.new_zeros(planes, *inputs.matrix.shape[2:])
+        if amplitude is not None:
+            self.row[2:] = amplitude
+
+    def query(self, group: Group) -> Tensor | float:
+        """Return the query of each row at the reference time of its block."""
+        row = group.rows(self.row)
+        base = None if self.base is None else group.at_rows(self.base)
+        return gap.combine(row[2:] if row.shape[0] > 2 else None, base)
+
+    def first(self, group: Group, length: Tensor) -> Tensor:
+        """Return the whole first component of the rows' integrals (or of their propagator)."""
+        row = group.rows(self.row[0])
+        if self.is_point:
+            return 1.0 + row
+        if not self.is_drift:
+            return row
+        query = self.query(group)
+        return row + length * query if isinstance(query, float) else row.addcmul(length, query)
+
+    def climb(self, group: Group, length: Tensor, age: Tensor) -> None:
+        """Move rows back to the start and keys on to the end of their parents.
+
+        `length` ``[B, g, r, 1]`` is t_j - r before the move, `age` ``[B, g, k, 1]`` r - t_i after
+        it.
+        """
+        before = self.spans.take(group.spans_before_rows)
+        gap.prepend_to_row(group.rows(self.row), self.first(group, length), before, length)
+        gap.append_to_key(
+            group.keys(self.key),
+            None if self.bias is None else group.keys(self.bias),
+            self.spans.take(group.spans_after_keys),
+            age if self.is_drift else None,
+            None if self.base is None else group.at_parent_end(self.base),
+        )
+
+    def overwritten(self, group: Group) -> list[Tensor]:
+        """Return views of what `climb` overwrites."""
+        views = [group.rows(self.row[:2]), group.keys(self.key)]
+        return views if self.bias is None else [*views, group.keys(self.bias)]
+
+    def merge_spans(self, size: int, lengths: Tensor) -> None:
+        """Replace the spans of level `size` by those of the next."""
+        lengths_of_drifts = lengths if self.is_drift else None
+        self.spans = gap.merge_spans(self.spans, lengths_of_drifts, self.between(size, lengths))
+
+    def between(self, size: int, lengths: Tensor) -> Tensor | None:
+        """Return the basis functions at which spans 2K and 2K + 1 of level `size` meet, or None."""
+        if self.base is None:
+            return None
+        return self.base.index_select(-2, _meeting_points(self.base, size, lengths.shape[-2] // 2))
+
+
+def _meeting_points(base: Tensor, size: int, count: int) -> Tensor:
+    """Return the positions at which the first `count` pairs of spans of length `size` meet."""
+    points = size * (1 + 2 * torch.arange(count, device=base.device))
+    return points.clamp_(max=base.shape[-2] - 1)
+
+
+def _even(x: Tensor) -> Tensor:
+    """Append zeros along axis -2 if its length is odd."""
+    return torch.nn.functional.pad(x, (0, 0, 0, 1)) if x.shape[-2] % 2 else x
+
+
+class Sweep:
+    """Rows, keys and spans of both channel sets at the current level."""
+
+    def __init__(self, inputs: CoreInputs) -> None:
+        layout = inputs.layout
+        self.levels = Levels(layout.num_slots, layout.fan)
+        self.num_heads, self.is_drift = layout.num_heads, layout.is_drift
+        self.key = Side(inputs.key, layout, is_shared=inputs.key.amplitude is None)
+        self.value = Side(inputs.value, layout, is_shared=False)
+        self.lengths = inputs.span.unsqueeze(-1)  # [B, blocks, 1], of the spans
+        self.length = torch.zeros_like(self.lengths)  # t_j - r of the rows
+        self.age = inputs.age.unsqueeze(-1).clone()  # r - t_i of the keys
+        self.present = None if inputs.present is None else inputs.present.unsqueeze(-1)
+
+    def climb(self, level: int) -> None:
+        """Move rows, keys and spans from `level` to the next."""
+        for group in self.levels.groups(level):
+            length, age = group.rows(self.length), group.keys(self.age)
+            age.add_(self.lengths[..., group.spans_after_keys, :].unsqueeze(-2))
+            for side in (self.key, self.value):
+                side.climb(group, length, age)
+            length.add_(self.lengths[..., group.spans_before_rows, :].unsqueeze(-2))
+        self.even_out()
+        for side in (self.key, self.value):
+            side.merge_spans(1 << level, self.lengths)
+        self.lengths = self.lengths[..., 0::2, :] + self.lengths[..., 1::2, :]
+
+    def even_out(self) -> None:
+        """Append an empty span if the number of spans is odd."""
+        for side in (self.key, self.value):
+            step = None if side.spans.step is None else _even(side.spans.step)
+            side.spans = Spans(_even(side.spans.matrix), step)
+        self.lengths = _even(self.lengths)
+
+    def overwritten(self, group: Group) -> list[Tensor]:
+        """Return views of what `climb` overwrites, but for the spans."""
+        sides = self.key.overwritten(group) + self.value.overwritten(group)
+        return [*sides, group.rows(self.length), group.keys(self.age)]
+
+    def tile(self, group: Group) -> Tile:
+        """Return what the rows and keys of `group` bring to their tiles."""
+        key, heads = group.keys(self.key.key), self.num_heads
+        query, bias, constant = None, None, None
+        if self.key.bias is not None:
+            bias = group.keys(self.key.bias).permute(0, 3, 1, 2).unsqueeze(-1)
+            if self.is_drift:
+                assert self.key.base is not None
+                constant = gap.to_heads(group.at_rows(self.key.base)[0] * key[0], heads)
+                constant = constant.permute(0, 3, 1, 2).unsqueeze(-1)
+        elif self.is_drift:
+            whole = self.key.query(group)
+            assert isinstance(whole, Tensor)
+            query = join(whole.unsqueeze(0), heads)
+        rows = Rows(
+            join(group.rows(self.key.row), heads),
+            query,
+            group.rows(self.length).unsqueeze(1),
+            join(group.rows(self.value.row), heads),
+        )
+        present = None if self.present is None else group.keys(self.present).unsqueeze(1)
+        age, value = group.keys(self.age).unsqueeze(1), join(group.keys(self.value.key), heads)
+        return Tile(rows, Keys(join(key, heads), bias, constant, age, value, present))
+
+
+def forward(inputs: CoreInputs, dense: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Return the output ``[B, H, X, C]`` and logsumexp ``[B, H, X]`` of the row at every position.
+
+    The row at position p sees the keys of slots before p, unless their gap is 0. Rows that see none
+    get 0 and -inf. `dense` ``[B, H, X, K]`` is filled with the logits if given.
+    """
+    sweep = Sweep(inputs)
+    batch, positions, width = sweep.value.row.shape[1:]
+    heads = sweep.num_heads
+    top = inputs.span.new_full((batch, heads, positions, 1), float("-inf"))
+    mass = torch.zeros_like(top)
+    out = inputs.span.new_zeros(batch, heads, positions, width // heads)
+    for level in range(sweep.levels.num_levels):
+        for group in sweep.levels.groups(level):
+            rows, keys = sweep.tile(group)
+            sums = [group.rows(x) for x in (top, mass, out)]
+            for where in tiles(rows, keys):
+                r, k = rows_of(where, rows), keys_of(where, keys)
+                inverse, bias = inverse_gaps(r, k)
+                score = logits(r, k, brackets(r, k).mul_(inverse), bias)
+                if dense is not None:
+                    _record(dense, group, where, score)
+                old_top, old_mass, old_out = (x[:, :, where[0], where[1]] for x in sums)
+                new_top = torch.maximum(old_top, score.amax(-1, keepdim=True))
+                shift = new_top.masked_fill(new_top == float("-inf"), 0.0)
+                weight = score.sub_(shift).exp_()
+                keep = (old_top - shift).exp_()
+                old_mass.mul_(keep).add_(weight.sum(-1, keepdim=True))
+                old_out.mul_(keep).add_(values(r, k, weight, inverse, is_drift=sweep.is_drift))
+                old_top.copy_(new_top)
+        if level + 1 < sweep.levels.num_levels:
+            sweep.climb(level)
+    lse = top.squeeze(-1) + mass.squeeze(-1).log()
+    return out.div_(mass.masked_fill(mass == 0, 1.0)), lse
+
+
+def _record(dense: Tensor, group: Group, where: Where, score: Tensor) -> None:
+    """Write the logits of a tile to their places."""
+    rows = range(group.row_length)[where[1]]
+    keys = range(group.size * group.fan)[where[2]]
+    for index, block in enumerate(range(group.count)[where[0]]):
+        start = group.origin + 2 * group.size * block
+        row, key = start + group.size + rows.start, start * group.fan + keys.start
+        dense[:, :, row : row + len(rows), key : key + len(keys)] = score[:, :, index]
+
+
+class Gradients(NamedTuple):
+    """Gradients of both channel sets, of `span` and of `age` (None unless drifts)."""
+
+    key: SideInputs
+    value: SideInputs
+    span: Tensor | None
+    age: Tensor | None
+
+
+def backward(
+    inputs: CoreInputs, out: Tensor, lse: Tensor, grad_out: Tensor, grad_lse: Tensor
+) -> Gradients:
+    """Pull the gradients of `out` and `lse`, which `forward` returned, back to its inputs."""
+    sweep = Sweep(inputs)
+    levels = sweep.levels
+    history: list[tuple[Spans, Spans, Tensor]] = []
+    stash: list[list[list[Tensor]]] = []
+    for level in range(levels.num_levels - 1):
+        groups = levels.groups(level)
+        stash.append([[x.clone() for x in sweep.overwritten(group)] for group in groups])
+        history.append((sweep.key.spans, sweep.value.spans, sweep.lengths))
+        sweep.climb(level)
+
+    is_empty = (lse == float("-inf")).unsqueeze(-1)
+    shift = lse.unsqueeze(-1).masked_fill(is_empty, 0.0)
+    excess = (grad_out * out).sum(-1, keepdim=True) - grad_lse.unsqueeze(-1)
+    terms = RowTerms(shift, grad_out, excess.masked_fill_(is_empty, 0.0))
+
+    grads = _SweepGradients(sweep)
+    for level in range(levels.num_levels - 1, -1, -1):
+        for group in levels.groups(level):
+            grads.meet(group, terms)
+        if level > 0:
+            sweep.key.spans, sweep.value.spans, sweep.lengths = history.pop()
+            sweep.even_out()
+            grads.descend(1 << (level - 1), levels.groups(level - 1), stash.pop())
+    return grads.collect(inputs.span.shape[-1])
+
+
+class _SideGradients:
+    """Gradients of a `Side`, pulled down through the levels."""
+
+    def __init__(self, side: Side) -> None:
+        self.side = side
+        self.row, self.key = torch.zeros_like(side.row), torch.zeros_like(side.key)
+        self.bias = None if side.bias is None else torch.zeros_like(side.bias)
+        self.base = None if side.base is None else torch.zeros_like(side.base)
+        self.spans = side.spans.zeros_like()
+
+    def add_query(self, group: Group, grad: Tensor) -> None:
+        """Add the gradient ``[B, g, r, D]`` of the query of each row at the reference time."""
+        amplitude = group.rows(self.side.row)[2:]
+        grad_amplitude = group.rows(self.row)[2:]
+        if self.side.base is None or self.base is None:
+            if amplitude.shape[0]:
+                grad_amplitude[0].add_(grad)
+            return
+        base, grad_base = group.at_rows(self.side.base), group.at_rows(self.base)
+        for f in range(base.shape[0]):
+            if amplitude.shape[0]:
+                gap.accumulate(grad_base[f], grad * amplitude[f])
+                grad_amplitude[f].addcmul_(grad, base[f])
+            else:
+                gap.accumulate(grad_base[f], grad)
+
+    def descend(
+        self,
+        group: Group,
+        length: tuple[Tensor, Tensor | None],
+        age: tuple[Tensor, Tensor | None],
+    ) -> None:
+        """Pull gradients back through `Side.climb`; the side holds what it held before it.
+
+        `length` before the climb and `age` after it come as pairs of value and gradient, which is
+        added to.
+        """
+        side = self.side
+        before, after = group.spans_before_rows, group.spans_after_keys
+        grad_row = group.rows(self.row)
+        grad_first = gap.prepend_to_row_adjoint(
+            grad_row,
+            group.rows(side.row),
+            side.first(group, length[0]),
+            side.spans.take(before),
+            self.spans.take(before),
+            *length,
+        )
+        grad_row[0].add_(grad_first)
+        if side.is_drift:
+            if length[1] is not None:
+                gap.accumulate(length[1], grad_first * side.query(group))
+            self.add_query(group, grad_first.mul_(length[0]))
+        base = None
+        if side.base is not None and self.base is not None:
+            base = group.at_parent_end(side.base), group.at_parent_end(self.base)
+        gap.append_to_key_adjoint(
+            group.keys(self.key),
+            None if self.bias is None else group.keys(self.bias),
+            group.keys(side.key),
+            side.spans.take(after),
+            self.spans.take(after),
+            age if side.is_drift else None,
+            base,
+        )
+
+    def split_spans(self, size: int, lengths: Tensor, grad_lengths: Tensor | None) -> None:
+        """Pull the gradients of the next level's spans back to those of level `size`."""
+        side = self.side
+        count = lengths.shape[-2] // 2  # an empty span may have been appended above
+        merged, self.spans = self.spans.first(count), side.spans.zeros_like()
+        grad_between = gap.merge_spans_adjoint(
+            merged,
+            side.spans,
+            lengths if side.is_drift else None,
+            side.between(size, lengths),
+            self.spans,
+            grad_lengths,
+        )
+        if grad_between is not None and self.base is not None:
+            self.base.index_add_(-2, _meeting_points(self.base, size, count), grad_between)
+
+    def collect(self, num_spans: int) -> SideInputs:
+        """Return the gradients in the shapes of the inputs, at the lowest level."""
+        spans, key = self.spans.first(num_spans), self.key
+        if self.bias is not None:
+            key = torch.cat([key, gap.from_heads(self.bias, key.shape[-1]).unsqueeze(0)])
+        amplitude = self.row[2:] if self.row.shape[0] > 2 else None
+        return SideInputs(spans.matrix, key, amplitude, self.base, spans.step)
+
+
+class _SweepGradients:
+    """Gradients of a `Sweep`, pulled down level by level."""
+
+    def __init__(self, sweep: Sweep) -> None:
+        self.sweep = sweep
+        self.key, self.value = _SideGradients(sweep.key), _SideGradients(sweep.value)
+        self.length = torch.zeros_like(sweep.length)
+        self.age = torch.zeros_like(sweep.age)
+        self.lengths = torch.zeros_like(sweep.lengths)
+
+    def meet(self, group: Group, terms: RowTerms) -> None:
+        """Add the gradients of the tiles of `group`."""
+        sweep = self.sweep
+        rows, keys = sweep.tile(group)
+        to_rows, to_keys = each(torch.zeros_like, rows), each(torch.zeros_like, keys)
+        to_rows = to_rows._replace(length=group.rows(self.length).unsqueeze(1))
+        to_keys = to_keys._replace(age=group.keys(self.age).unsqueeze(1))
+        terms = each(group.rows, terms)
+        for where in tiles(rows, keys):
+            part = Tile(rows_of(where, rows), keys_of(where, keys))
+            target = Tile(rows_of(where, to_rows), keys_of(where, to_keys))
+            add_tile_gradients(part, rows_of(where, terms), target, is_drift=sweep.is_drift)
+        add_joined(group.rows(self.key.row), to_rows.left)
+        add_joined(group.rows(self.value.row), to_rows.value)
+        add_joined(group.keys(self.key.key), to_keys.right)
+        add_joined(group.keys(self.value.key), to_keys.value)
+        if to_keys.bias is not None and self.key.bias is not None:
+            group.keys(self.key.bias).add_(to_keys.bias.squeeze(-1).permute(0, 2, 3, 1))
+        if to_rows.query is not None:
+            grad_query = torch.zeros_like(group.rows(self.key.row[:1]))
+            add_joined(grad_query, to_rows.query)
+            self.key.add_query(group, grad_query[0])
+        if to_keys.constant is not None:
+            assert sweep.key.base is not None
+            assert self.key.base is not None
+            position = group.keys(sweep.key.key)[0]
+            by_key = to_keys.constant.squeeze(-1).permute(0, 2, 3, 1)
+            wide = gap.from_heads(by_key, position.shape[-1])
+            group.keys(self.key.key)[0].addcmul_(wide, group.at_rows(sweep.key.base)[0])
+            gap.accumulate(group.at_rows(self.key.base)[0], wide * position)
+
+    def descend(self, size: int, groups: list[Group], saved: list[list[Tensor]]) -> None:
+        """Pull the gradients of rows, keys and spans down to level `size`, restoring the sweep."""
+        sweep = self.sweep
+        pairs = sweep.lengths.shape[-2] // 2
+        self.lengths = self.lengths[..., :pairs, :].repeat_interleave(2, dim=-2)
+        for side in (self.key, self.value):
+            side.split_spans(size, sweep.lengths, self.lengths if sweep.is_drift else None)
+        for group, copies in zip(groups, saved, strict=True):
+            age_after = group.keys(sweep.age).clone()
+            for view, copy in zip(sweep.overwritten(group), copies, strict=True):
+                view.copy_(copy)
+            length = group.rows(sweep.length)
+            row_part, key_part = group.rows(self.length), group.keys(self.age)
+            # A row's length after the climb is length + span: its gradient passes to both.
+            if sweep.is_drift:
+                self.lengths[..., group.spans_before_rows, :].add_(row_part.sum(-2))
+            for side in (self.key, self.value):
+                side.descend(
+                    group,
+                    (length, row_part if sweep.is_drift else None),
+                    (age_after, key_part if sweep.is_drift else None),
+                )
+            if sweep.is_drift:
+                self.lengths[..., group.spans_after_keys, :].add_(key_part.sum(-2))
+
+    def collect(self, num_spans: int) -> Gradients:
+        """Return the gradients in the shapes of the inputs."""
+        key, value = self.key.collect(num_spans), self.value.collect(num_spans)
+        if not self.sweep.is_drift:
+            return Gradients(key, value, None, None)
+        return Gradients(key, value, self.lengths[:, :num_spans, 0], self.age[..., 0])

@@ -1,98 +1,221 @@
-"""How each kind of query path enters the quadratic part: amplitudes, basis, integrals."""
+"""Closed forms once per gap: the spans of each kind of query path, and of the values.
+
+Closed forms are float64 and then cast. They are evaluated in chunks that fit the cache, not kept,
+and evaluated again in the backward pass.
+"""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from osciformer.math.oscillator import moments
-from osciformer.ops.attention.blocked.recompute import recomputed
+from osciformer.math.oscillator import SERIES_RADIUS, fastest_rate, moments
 from osciformer.ops.attention.blocked.sinusoids import basis_steps, is_short, sinusoid_integral
-from osciformer.ops.attention.blocked.spans import (
-    constant_integral,
-    constant_spans,
-    for_moments,
-    linear_integral,
-    transition,
-)
 from osciformer.ops.attention.blocked.timeline import Timeline
+from osciformer.ops.attention.gap import constant_integral, linear_integral, propagator_change
 from osciformer.ops.attention.query import ConstantPath, LinearPath, QueryPath, SinusoidPath
+from osciformer.ops.attention.ties import Ties
+
+# Elements of one temporary for each thread: a quarter of a mebibyte stays in a core's own cache.
+_CHUNK_ELEMENTS = 1 << 15
+# Elsewhere launches cost more than memory traffic: few chunks, 64 MiB for a temporary.
+_DEVICE_CHUNK_ELEMENTS = 1 << 23
+# Gaps that differ by less than this many leading bits are one to results in float32, which have 24.
+_GAP_BITS = 36
 
 
-@dataclass
-class PathSpans:
-    """Spans of one channel set together with the query's basis functions over them.
+class Setup(NamedTuple):
+    """What all closed forms of a call share: time line, dtype of results, drifts or not."""
 
-    Attributes:
-        matrix: ``[2 + F, 2, B, X, D]`` (`chain.Spans`).
-        is_drift: Whether its integrals are drifts.
-        end: ``[F, B, X, 1|D]``, for drifts: basis functions where each span ends, or None (1).
-        step: ``[F, B, X, 1|D]``, for drifts: their change over the span, or None.
-    """
-
-    matrix: Tensor
+    line: Timeline
+    dtype: torch.dtype
     is_drift: bool
-    end: Tensor | None = None
-    step: Tensor | None = None
 
 
-class BlockedPath(ABC):
-    """A query path on a time line.
+class PathSpans(NamedTuple):
+    """Spans of one channel set together with the query's basis functions over them."""
 
-    Attributes:
-        amplitude: ``[F, B, X, D]``, coefficients by position, or None where all rows share the
-            path.
+    matrix: Tensor  # [2 + F, 2, B, X, D] (`gap.Spans`)
+    is_drift: bool
+    end: Tensor | None = None  # [F, B, X, 1|D], for drifts: basis at the end of each span; None: 1
+    step: Tensor | None = None  # [F, B, X, 1|D], for drifts: its change over the span
+
+
+def _chunk(width: int, device: torch.device) -> int:
+    """Return how many positions of `width` elements to evaluate at once."""
+    is_cpu = device.type == "cpu"
+    budget = _CHUNK_ELEMENTS * torch.get_num_threads() if is_cpu else _DEVICE_CHUNK_ELEMENTS
+    return max(1, budget // max(1, width))
+
+
+class _Recompute(torch.autograd.Function):
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any,
+        function: Callable[..., list[Tensor]],
+        chunk: int,
+        sliced: int,
+        dtype: torch.dtype,
+        *inputs: Tensor,
+    ) -> Tensor:
+        ctx.function, ctx.chunk, ctx.sliced = function, chunk, sliced
+        ctx.save_for_backward(*inputs)
+        length = inputs[0].shape[-2]
+        output: Tensor | None = None
+        for start in range(0, length, chunk):
+            size = min(chunk, length - start)
+            planes = function(*_cut(inputs, sliced, start, size))
+            if output is None:
+                shape = list(torch.broadcast_shapes(*(p.shape for p in planes)))
+                shape[-2] = length
+                output = planes[0].new_empty(len(planes), *shape, dtype=dtype)
+            for target, plane in zip(output, planes, strict=True):
+                target.narrow(-2, start, size).copy_(plane)
+        assert output is not None
+        return output
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grads: Tensor) -> tuple[Tensor | None, ...]:
+        inputs = ctx.saved_tensors
+        needed = [i for i, want in enumerate(ctx.needs_input_grad[4:]) if want]
+        sums = {i: torch.zeros_like(inputs[i]) for i in needed}
+        length = inputs[0].shape[-2]
+        for start in range(0, length, ctx.chunk):
+            size = min(ctx.chunk, length - start)
+            parts = [p.detach() for p in _cut(inputs, ctx.sliced, start, size)]
+            for i in needed:
+                parts[i].requires_grad_()
+            with torch.enable_grad():
+                planes = ctx.function(*parts)
+            pairs = [
+                (plane, grad.narrow(-2, start, size).to(plane.dtype).expand_as(plane))
+                for plane, grad in zip(planes, grads, strict=True)
+                if plane.requires_grad
+            ]
+            found = torch.autograd.grad(
+                [plane for plane, _ in pairs],
+                [parts[i] for i in needed],
+                [grad for _, grad in pairs],
+                allow_unused=True,
+            )
+            for i, grad in zip(needed, found, strict=True):
+                if grad is not None:
+                    target = sums[i].narrow(-2, start, size) if i < ctx.sliced else sums[i]
+                    target.add_(grad)
+        return (None, None, None, None, *(sums.get(i) for i in range(len(inputs))))
+
+
+def _cut(inputs: tuple[Tensor, ...], sliced: int, start: int, size: int) -> list[Tensor]:
+    return [x.narrow(-2, start, size) if i < sliced else x for i, x in enumerate(inputs)]
+
+
+def _recomputed(
+    function: Callable[..., list[Tensor]],
+    along: list[Tensor],
+    whole: list[Tensor],
+    width: int,
+    dtype: torch.dtype,
+) -> Tensor:
+    """Return the planes of `function(*along, *whole)`, stacked along a leading axis and cast.
+
+    The function is pointwise along axis -2, along which the tensors ``[..., X, .]`` of `along` are
+    cut into chunks; `width` is the number of elements per position of its largest temporary.
     """
+    if torch.compiler.is_compiling():
+        planes = torch.broadcast_tensors(*function(*along, *whole))
+        return torch.stack([p.to(dtype) for p in planes])
+    chunk = _chunk(width, along[0].device)
+    result: Tensor = _Recompute.apply(function, chunk, len(along), dtype, *along, *whole)
+    return result
 
-    amplitude: Tensor | None
 
-    def __init__(self, line: Timeline, dtype: torch.dtype, *, is_drift: bool) -> None:
-        self.line, self.dtype, self.is_drift = line, dtype, is_drift
+def distinct_gaps(gap: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Return gaps that occur, ``[1, U, 1]``, and the place of each in them, ``[B X]``, if few do.
 
-    @abstractmethod
+    Observations by the minute, or at even steps with some missing, have few different gaps among
+    many, and closed forms are most of the work for short series. Otherwise, and if the search
+    costs more than it saves, the gaps ``[B, X, 1]`` come back as they are, with None.
+    """
+    if torch.compiler.is_compiling() or gap.device.type != "cpu" or gap.requires_grad:
+        return gap, None
+    # Differences of scaled times are equal up to rounding only.
+    unit = 1 << (53 - _GAP_BITS)
+    rounded = ((gap.flatten().view(torch.int64) + unit // 2) & -unit).view(torch.float64)
+    found, place = rounded.unique(return_inverse=True)
+    if 2 * found.numel() > gap.numel():
+        return gap, None
+    return found[None, :, None], place
+
+
+def _for_moments(
+    gap: Tensor, omega: Tensor, zeta: Tensor, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the arguments of `moments` in the precision that results of `dtype` need.
+
+    Long gaps need float64, for their phases. If every gap is short, all is power series without
+    cancellation, and single precision loses nothing that the result could hold.
+    """
+    if dtype == torch.float32 and not torch.compiler.is_compiling() and gap.numel():
+        reach = fastest_rate(omega, zeta).detach().max() * gap.detach().max()
+        if bool(reach < SERIES_RADIUS):
+            return gap.float(), omega.float(), zeta.float()
+    return gap, omega, zeta
+
+
+def constant_spans(
+    setup: Setup, gap: Tensor, omega: Tensor, zeta: Tensor, *, with_integral: bool = True
+) -> PathSpans:
+    """Return the spans of a constant query over gaps ``[B, X]``; averaged values are a query of 1.
+
+    Point values need no integral. `omega` and `zeta` are ``[D]`` float64.
+    """
+    dtype, is_drift = setup.dtype, setup.is_drift
+
+    def function(gap: Tensor, omega: Tensor, zeta: Tensor) -> list[Tensor]:
+        m = moments(gap, omega, zeta)
+        planes = propagator_change(m, omega, zeta)
+        if with_integral:
+            planes += constant_integral(m, gap, omega, is_drift=is_drift)
+        return planes
+
+    shape, place = gap.shape, None
+    gap = gap.unsqueeze(-1)
+    if dtype == torch.float32:
+        gap, place = distinct_gaps(gap)
+    gap, omega, zeta = _for_moments(gap, omega, zeta, dtype)
+    width = gap.shape[0] * omega.shape[0]
+    planes = _recomputed(function, [gap], [omega, zeta], width, dtype)
+    if place is not None:
+        planes = planes[:, 0].index_select(1, place).unflatten(1, shape)
+    return PathSpans(planes.unflatten(0, (-1, 2)), is_drift)
+
+
+class _Constant:
+    def __init__(self, path: ConstantPath, setup: Setup, scale: float) -> None:
+        self.setup = setup
+        tokens = setup.line.rows_to_positions(path.q.flatten(-2))
+        self.amplitude: Tensor | None = (tokens.to(setup.dtype) * scale).unsqueeze(0)
+
     def spans(self, omega: Tensor, zeta: Tensor, *, of_keys: bool) -> PathSpans:
-        """Return the spans between slots, or from each key to its slot.
-
-        Args:
-            omega: ``[D]`` float64.
-            zeta: ``[D]`` float64.
-            of_keys: Which of the two.
-        """
-
-    def _where(self, of_keys: bool) -> tuple[Tensor, Tensor]:
-        """Return start and length of the spans, ``[B, X, 1]``."""
-        line = self.line
-        start, gap = (line.key_times, line.age) if of_keys else (line.starts, line.gaps)
-        return start.unsqueeze(-1), gap.unsqueeze(-1)
+        line = self.setup.line
+        return constant_spans(self.setup, line.age if of_keys else line.gaps, omega, zeta)
 
 
-class _Constant(BlockedPath):
-    def __init__(self, path: ConstantPath, line: Timeline, scale: float, **options: object) -> None:
-        super().__init__(line, **options)  # type: ignore[arg-type]
-        tokens = line.rows_to_positions(path.q.flatten(-2))
-        self.amplitude = (tokens.to(self.dtype) * scale).unsqueeze(0)
+class _Linear:
+    amplitude: Tensor | None = None
 
-    def spans(self, omega: Tensor, zeta: Tensor, *, of_keys: bool) -> PathSpans:
-        _, gap = self._where(of_keys)
-        matrix = constant_spans(gap, omega, zeta, self.dtype, is_drift=self.is_drift)
-        return PathSpans(matrix, self.is_drift)
-
-
-class _Linear(BlockedPath):
-    amplitude = None
-
-    def __init__(self, path: LinearPath, line: Timeline, scale: float, **options: object) -> None:
-        super().__init__(line, **options)  # type: ignore[arg-type]
+    def __init__(self, path: LinearPath, setup: Setup, scale: float) -> None:
+        self.setup, line = setup, setup.line
         self.path = LinearPath(path.q.double() * scale, path.times.double())
         self.at_starts = line.rows_to_positions(self.path.q)
         after = self.at_starts[:, -1:]
-        holds_query = line.holds_query()
-        if holds_query is not None:
+        if line.holds_query is not None:
             # A position without a query comes before all queries of its time: the path arrives.
-            there = holds_query[..., None, None]
+            there = line.holds_query[..., None, None]
             arriving = self.path.evaluate(line.starts, from_left=True)
             self.at_starts = torch.where(there[:, :-1], self.at_starts, arriving)
             last = line.starts[:, -1:] + line.gaps[:, -1:]
@@ -100,41 +223,42 @@ class _Linear(BlockedPath):
         self.at_ends = torch.cat([self.at_starts[:, 1:], after], dim=1)
 
     def spans(self, omega: Tensor, zeta: Tensor, *, of_keys: bool) -> PathSpans:
-        _, gap = self._where(of_keys)
+        line, dtype, is_drift = self.setup
+        gap = (line.age if of_keys else line.gaps).unsqueeze(-1)
         begin, end = self.at_starts, self.at_ends
-        if of_keys and self.line.age is not self.line.gaps:
-            begin = self.path.evaluate(self.line.key_times)
-            end = end.repeat_interleave(self.line.levels.fan, dim=1)
+        if of_keys and line.age is not line.gaps:
+            begin = self.path.evaluate(line.key_times)
+            end = end.repeat_interleave(line.levels.fan, dim=1)
         begin, end = begin.flatten(-2), end.flatten(-2)
-        step, is_drift = end - begin, self.is_drift
+        step = end - begin
 
         def function(
             gap: Tensor, begin: Tensor, step: Tensor, omega: Tensor, zeta: Tensor
         ) -> list[Tensor]:
             m = moments(gap, omega, zeta)
             integral = linear_integral(m, gap, omega, begin, step, is_drift=is_drift)
-            return transition(m, omega, zeta) + integral
+            return propagator_change(m, omega, zeta) + integral
 
-        gap, omega, zeta = for_moments(gap, omega, zeta, self.dtype)
+        gap, omega, zeta = _for_moments(gap, omega, zeta, dtype)
         begin, change = begin.to(gap.dtype), step.to(gap.dtype)
         width = gap.shape[0] * omega.shape[0]
-        planes = recomputed(function, [gap, begin, change], [omega, zeta], width, self.dtype)
+        planes = _recomputed(function, [gap, begin, change], [omega, zeta], width, dtype)
         matrix = planes.unflatten(0, (3, 2))
         if not is_drift:
             return PathSpans(matrix, False)
-        return PathSpans(matrix, True, end.to(self.dtype)[None], step.to(self.dtype)[None])
+        return PathSpans(matrix, True, end.to(dtype)[None], step.to(dtype)[None])
 
 
-class _Sinusoid(BlockedPath):
+class _Sinusoid:
     """Shared by all rows: the path itself is the basis. Else: cos and sin of each mode, and 1."""
 
-    def __init__(self, path: SinusoidPath, line: Timeline, scale: float, **options: object) -> None:
-        super().__init__(line, **options)  # type: ignore[arg-type]
+    def __init__(self, path: SinusoidPath, setup: Setup, scale: float) -> None:
+        self.setup, line = setup, setup.line
         self.bank = path.omega.double()
         constant = None if path.constant is None else path.constant.double() * scale
         cos, sin = path.cos.double() * scale, path.sin.double() * scale
         origin = path.origin.double()
-        self.amplitude = None
+        self.amplitude: Tensor | None = None
         if path.is_shared:
             self.origin = origin.unsqueeze(-1)
             # [B, 1, H, J, C] -> [B, J, F = 1, D]
@@ -155,17 +279,25 @@ class _Sinusoid(BlockedPath):
             still = constant.expand(*planes.shape[:3], -1).unsqueeze(3)
             planes = torch.cat([planes, still], dim=3)
         by_position = line.rows_to_positions(planes)
-        self.amplitude = by_position.permute(3, 0, 1, 2, 4).flatten(-2).to(self.dtype)
-        self.cos, self.sin, self.constant = _one_hot(
-            self.bank, self.amplitude.shape[-1], has_constant=constant is not None
+        self.amplitude = by_position.permute(3, 0, 1, 2, 4).flatten(-2).to(setup.dtype)
+        # Coefficients of cos and sin of each mode, two by two, and of a last function 1.
+        num_modes, num_planes = self.bank.shape[0], planes.shape[3]
+        one_hot = torch.eye(num_planes, dtype=self.bank.dtype, device=self.bank.device)
+        shape = (1, num_modes, num_planes, self.amplitude.shape[-1])
+        self.cos, self.sin = (
+            one_hot[first : 2 * num_modes : 2, :, None].expand(shape) for first in (0, 1)
         )
+        self.constant = None
+        if constant is not None:
+            self.constant = one_hot[-1, :, None].expand(1, 1, *shape[2:])
 
     def spans(self, omega: Tensor, zeta: Tensor, *, of_keys: bool) -> PathSpans:
-        start, gap = self._where(of_keys)
-        start, is_drift = start - self.origin, self.is_drift
+        line, dtype, is_drift = self.setup
+        start, gap = (line.key_times, line.age) if of_keys else (line.starts, line.gaps)
+        start, gap = start.unsqueeze(-1) - self.origin, gap.unsqueeze(-1)
         work = torch.float64
-        if self.dtype == torch.float32 and not torch.compiler.is_compiling():
-            # As in `for_moments`: where nothing turns far within a gap, all is series.
+        if dtype == torch.float32 and not torch.compiler.is_compiling():
+            # As in `_for_moments`: if nothing turns far within a gap, all is series.
             work = torch.float32 if is_short(gap, self.bank, omega, zeta) else work
         omega, zeta = omega.to(work), zeta.to(work)
         fixed = [self.cos.to(work), self.sin.to(work), self.bank, omega, zeta]
@@ -183,10 +315,10 @@ class _Sinusoid(BlockedPath):
                 first = first + constant * still[0].unsqueeze(-2)
                 second = second + constant * still[1].unsqueeze(-2)
             integrals = torch.stack([first, second], dim=-2).flatten(-3, -2).unbind(-2)
-            return [*transition(m, omega, zeta), *integrals]
+            return [*propagator_change(m, omega, zeta), *integrals]
 
         width = gap.shape[0] * self.cos.shape[-2] * omega.shape[0]
-        planes = recomputed(function, [start, gap], fixed, width, self.dtype)
+        planes = _recomputed(function, [start, gap], fixed, width, dtype)
         matrix = planes.unflatten(0, (-1, 2))
         if not is_drift:
             return PathSpans(matrix, False)
@@ -201,51 +333,38 @@ class _Sinusoid(BlockedPath):
         path = basis[0] @ self.cos.squeeze(-2) + basis[1] @ self.sin.squeeze(-2)
         if self.constant is not None:
             path = path + share_of_constant * self.constant.squeeze(-2)
-        return path.to(self.dtype).unsqueeze(0)
+        return path.to(self.setup.dtype).unsqueeze(0)
 
     def _bases(self, basis: tuple[Tensor, Tensor], constant: float) -> Tensor:
         """Return cos, sin, cos, sin, ... and the constant (or their steps), ``[F, B, X, 1]``."""
         planes = torch.stack(basis, dim=-1).flatten(-2)  # [B, X, 2J]
         if self.constant is not None:
             planes = torch.cat([planes, torch.full_like(planes[..., :1], constant)], dim=-1)
-        return planes.movedim(-1, 0).unsqueeze(-1).to(self.dtype)
+        return planes.movedim(-1, 0).unsqueeze(-1).to(self.setup.dtype)
 
 
-def _one_hot(
-    bank: Tensor, width: int, *, has_constant: bool
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return coefficients of cos and sin of each mode, two by two, and of a last function 1."""
-    modes = bank.shape[0]
-    count = 2 * modes + has_constant
-    pick = torch.eye(count, dtype=bank.dtype, device=bank.device)
-    shape = (1, modes, count, width)
-    cos = pick[0 : 2 * modes : 2, :, None].expand(shape)
-    sin = pick[1 : 2 * modes : 2, :, None].expand(shape)
-    if not has_constant:
-        return cos, sin, None
-    return cos, sin, pick[-1, :, None].expand(1, 1, count, width)
+BlockedPath = _Constant | _Linear | _Sinusoid
 
 
-def blocked_path(
-    path: QueryPath, line: Timeline, scale: float, dtype: torch.dtype, *, is_drift: bool
-) -> BlockedPath:
-    """Return `path`, times `scale`, as seen from the positions of `line`."""
+def blocked_path(path: QueryPath, setup: Setup, scale: float) -> BlockedPath:
+    """Return `path`, times `scale`, as seen from the positions of the time line.
+
+    Its `amplitude` ``[F, B, X, D]`` are coefficients by position, or None if all rows share the
+    path; its method `spans` returns the spans between slots, or from each key to its slot.
+    """
     if isinstance(path, ConstantPath):
-        return _Constant(path, line, scale, dtype=dtype, is_drift=is_drift)
+        return _Constant(path, setup, scale)
     if isinstance(path, LinearPath):
-        return _Linear(path, line, scale, dtype=dtype, is_drift=is_drift)
-    return _Sinusoid(path, line, scale, dtype=dtype, is_drift=is_drift)
+        return _Linear(path, setup, scale)
+    return _Sinusoid(path, setup, scale)
 
 
-def query_at_rows(
-    path: QueryPath, rows: Tensor, cols: Tensor, ties: tuple[Tensor, Tensor, Tensor]
-) -> Tensor:
+def query_at_rows(path: QueryPath, rows: Tensor, cols: Tensor, ties: Ties) -> Tensor:
     """Return ``[B, M, H, C]``, the query of each row at its own time.
 
     That time counts as the time of the key it is tied with, as in the limit <q_j(t_i), K_i>.
     """
     if not isinstance(path, SinusoidPath):
         return path.q
-    order, end, count = ties
-    tied = cols.gather(1, order.gather(1, (end - 1).clamp(min=0)))
-    return path.evaluate(torch.where(count > 0, tied, rows))
+    tied = cols.gather(1, ties.order.gather(1, (ties.end - 1).clamp(min=0)))
+    return path.evaluate(torch.where(ties.size > 0, tied, rows))

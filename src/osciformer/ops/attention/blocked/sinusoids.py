@@ -6,37 +6,27 @@ $$\Big(\int q - s\,q(t)\Big) e_1^\top
 + \int_0^s q(t+\sigma)\,(g_{11}(\sigma) - 1,\; g_{12}(\sigma))\,d\sigma$$
 
 and the whole integral has $s\,q(t)$ more in its first component. Modes enter only through matrix
-products of ``[gaps, 2J]`` with ``[2J, channels]``. Two forms share the work:
-
-- *series*, where both mode and oscillator turn little within the gap: repeated integration by parts
-  gives $\sum_p (-1)^p q^{(p)}(t+s)\, I_{p+1}(s)$ with the iterated integrals of $g_{12}$. Nothing
-  cancels.
-- *resolvent*, elsewhere:
-  $\int e^{i\omega\sigma} g_{12} = \bar H(\omega)\,[1 - e^{i\omega s}(g_{11} - i\omega g_{12})]$.
-  Modes in near resonance with a nearly undamped channel, where $\bar H$ is a pole, are evaluated
-  one by one.
+products of ``[gaps, 2J]`` with ``[2J, channels]``. The README explains series and resolvent.
 """
 
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from osciformer.math.oscillator import (
-    SERIES_RADIUS,
-    Moments,
-    fastest_rate,
-    iterated_integrals,
-)
+from osciformer.math.oscillator import SERIES_RADIUS, Moments, fastest_rate, iterated_integrals
 
 _MAX_ORDER = 15
 # |omega_c^2 - omega_m^2 - 2 i gamma_c omega_m| / omega_m^2 below which a pair counts as resonant.
 _RESONANT = 1e-3
 
+_Pair = tuple[Tensor, Tensor]
 
-def _combine(basis: tuple[Tensor, Tensor], cos: Tensor, sin: Tensor) -> Tensor:
+
+def _combine(basis: _Pair, cos: Tensor, sin: Tensor) -> Tensor:
     """Sum over modes: bases ``[B, X, J]`` with weights ``[B, J, F, D]``: ``[B, X, F, D]``."""
     joint = torch.cat(basis, dim=-1).to(cos.dtype)
     weights = torch.cat([cos, sin], dim=-3).flatten(-2)
@@ -54,7 +44,7 @@ def _sinc_minus_one(h: Tensor) -> Tensor:
     return torch.where(is_small, series, torch.sin(y) / y - 1.0)
 
 
-def basis_steps(start: Tensor, gap: Tensor, bank: Tensor) -> tuple[Tensor, Tensor]:
+def basis_steps(start: Tensor, gap: Tensor, bank: Tensor) -> _Pair:
     """Return the change of cos and sin of bank * time over each gap, free of cancellation."""
     half = 0.5 * gap * bank
     middle, swing = start * bank + half, 2.0 * half.sin()
@@ -72,22 +62,14 @@ def sinusoid_integral(
     m: Moments,
     *,
     is_drift: bool,
-) -> tuple[Tensor, Tensor]:
-    """Return both components of the integral, ``[B, X, F, D]``.
+) -> _Pair:
+    """Return both components of the integral over gaps ``[B, X, 1]``, ``[B, X, F, D]``.
 
-    Phases are always float64; the rest is in the dtype of `omega`.
-
-    Args:
-        start: ``[B, X, 1]`` float64, time where each gap begins.
-        gap: ``[B, X, 1]`` float64, its length.
-        cos: ``[B, J, F, D]``, coefficients of F functions (B may be 1).
-        sin: ``[B, J, F, D]``.
-        bank: ``[J]`` float64, mode frequencies.
-        omega: ``[D]``; float32 only where `is_short` says so.
-        zeta: ``[D]``.
-        m: Moments of the gaps, ``[B, X, D]``.
-        is_drift: Drift or whole integral.
+    F functions have coefficients `cos` and `sin` ``[B, J, F, D]`` (B may be 1) of the modes `bank`
+    ``[J]``. Phases are always float64; the rest is in the dtype of `omega` and `zeta` ``[D]``,
+    float32 only if `is_short`. `m` are the moments of the gaps.
     """
+    modes = _Modes(cos, sin, bank, omega, zeta)
     theta, half = start * bank, 0.5 * gap * bank
     lag = _sinc_minus_one(half)
     quarter = 2.0 * (0.5 * half).sin()
@@ -95,27 +77,26 @@ def sinusoid_integral(
         gap * ((theta + half).cos() * lag - quarter * (theta + 0.5 * half).sin()),
         gap * ((theta + half).sin() * lag + quarter * (theta + 0.5 * half).cos()),
     )
+    whole = area_basis
     if not is_drift:
         whole = (area_basis[0] + gap * theta.cos(), area_basis[1] + gap * theta.sin())
-        area = _combine(whole, cos, sin)
-    else:
-        area = _combine(area_basis, cos, sin)
+    area = _combine(whole, cos, sin)
     can_look = not torch.compiler.is_compiling()
     if can_look and is_short(gap, bank, omega, zeta):
-        second, first = _series(theta, gap, cos, sin, bank, omega, zeta)
+        second, first = modes.series(theta, gap)
         return area + first, second
     reach = (fastest_rate(omega, zeta) * gap).detach()
     slow_mode = (bank * gap).detach() < SERIES_RADIUS
     slow_channel = (reach < SERIES_RADIUS).unsqueeze(-2)
     slow = slow_mode.to(theta.dtype)
-    weights = _Resolvent(cos, sin, bank, omega, zeta)
-    second_far, first_far = weights.integrals(theta, gap, area_basis, slow, m)
-    second, first = weights.integrals(theta, gap, area_basis, 1.0 - slow, m)
+    resolvent = _Resolvent(modes)
+    second_far, first_far = resolvent.integrals(theta, gap, area_basis, slow, m)
+    second, first = resolvent.integrals(theta, gap, area_basis, 1.0 - slow, m)
     if can_look and not (bool(slow_mode.any()) and bool(slow_channel.any())):
         return area + first + first_far, second + second_far
     # Channels that turn fast within the gap are left out below; a free particle keeps them finite.
     safe_omega = torch.where(reach < SERIES_RADIUS, omega, 0.0)
-    second_near, first_near = _series(theta, gap, cos, sin, bank, safe_omega, zeta, slow)
+    second_near, first_near = modes._replace(omega=safe_omega).series(theta, gap, slow)
     return (
         area + first + torch.where(slow_channel, first_near, first_far),
         second + torch.where(slow_channel, second_near, second_far),
@@ -123,61 +104,61 @@ def sinusoid_integral(
 
 
 def is_short(gap: Tensor, bank: Tensor, omega: Tensor, zeta: Tensor) -> bool:
-    """Return whether no mode and no oscillator turns far within any gap (looks at values)."""
+    """Return whether no mode and no oscillator turns far within any gap (reads values)."""
     rate = torch.maximum(bank.max(), fastest_rate(omega, zeta).max()).detach()
     return bool(rate * gap.detach().max() < SERIES_RADIUS)
 
 
-def _series(
-    theta: Tensor,
-    gap: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    bank: Tensor,
-    omega: Tensor,
-    zeta: Tensor,
-    part: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Return the integrals of q g12 and of q (g11 - 1) by repeated integration by parts.
+class _Modes(NamedTuple):
+    """Coefficients ``[B, J, F, D]`` of the modes of a bank, and the spectra of the channels."""
 
-    `part` selects the modes that turn little within each gap; None is all.
-    """
-    turn_bound = reach_bound = SERIES_RADIUS
-    if part is None and not torch.compiler.is_compiling():
-        longest = float(gap.detach().max())
-        turn_bound = float(bank.detach().max()) * longest
-        reach_bound = float(fastest_rate(omega, zeta).detach().max()) * longest
-    eps = torch.finfo(omega.dtype).eps
-    orders = 3
-    while orders < _MAX_ORDER and turn_bound**orders / math.factorial(orders + 1) > 0.1 * eps:
-        orders += 1
-    turn, end = bank * gap, theta + bank * gap
-    c, s = end.cos(), end.sin()
-    if part is not None:
-        turn, c, s = turn * part, c * part, s * part
-    gap = gap.to(omega.dtype)
-    ladder = iterated_integrals(gap, omega, zeta, orders + 3, reach_bound)
-    second: Tensor | float = 0.0
-    first: Tensor | float = 0.0
-    for p in range(orders):
-        derivative = _combine((c, s), cos, sin)  # q^(p) times gap^p
-        sign = -1.0 if p % 2 else 1.0
-        second = second + derivative * (sign * ladder[p + 1]).unsqueeze(-2)
-        first = first + derivative * (sign * ladder[p + 2]).unsqueeze(-2)
-        c, s = -s * turn, c * turn
-    squared = (gap * gap).unsqueeze(-2)
-    stiffness = (omega * omega).unsqueeze(-2)
-    return squared * second, -squared * gap.unsqueeze(-2) * stiffness * first
+    cos: Tensor
+    sin: Tensor
+    bank: Tensor
+    omega: Tensor
+    zeta: Tensor
+
+    def series(self, theta: Tensor, gap: Tensor, part: Tensor | None = None) -> _Pair:
+        """Return the integrals of q g12 and of q (g11 - 1) by repeated integration by parts.
+
+        `part` selects the modes that turn little within each gap; None is all.
+        """
+        cos, sin, bank, omega, zeta = self
+        turn_bound = reach_bound = SERIES_RADIUS
+        if part is None and not torch.compiler.is_compiling():
+            longest = float(gap.detach().max())
+            turn_bound = float(bank.detach().max()) * longest
+            reach_bound = float(fastest_rate(omega, zeta).detach().max()) * longest
+        eps = torch.finfo(omega.dtype).eps
+        orders = 3
+        while orders < _MAX_ORDER and turn_bound**orders / math.factorial(orders + 1) > 0.1 * eps:
+            orders += 1
+        turn, end = bank * gap, theta + bank * gap
+        c, s = end.cos(), end.sin()
+        if part is not None:
+            turn, c, s = turn * part, c * part, s * part
+        gap = gap.to(omega.dtype)
+        ladder = iterated_integrals(gap, omega, zeta, orders + 3, reach_bound)
+        second: Tensor | float = 0.0
+        first: Tensor | float = 0.0
+        for p in range(orders):
+            derivative = _combine((c, s), cos, sin)  # q^(p) times gap^p
+            sign = -1.0 if p % 2 else 1.0
+            second = second + derivative * (sign * ladder[p + 1]).unsqueeze(-2)
+            first = first + derivative * (sign * ladder[p + 2]).unsqueeze(-2)
+            c, s = -s * turn, c * turn
+        squared = (gap * gap).unsqueeze(-2)
+        stiffness = (omega * omega).unsqueeze(-2)
+        return squared * second, -squared * gap.unsqueeze(-2) * stiffness * first
 
 
 class _Resolvent:
-    """Weights of the modes, multiplied by the transfer function of each channel."""
+    """Coefficients of the modes, multiplied by the transfer function of each channel."""
 
-    def __init__(self, cos: Tensor, sin: Tensor, bank: Tensor, omega: Tensor, zeta: Tensor) -> None:
-        self.cos, self.sin, self.bank = cos, sin, bank
+    def __init__(self, modes: _Modes) -> None:
+        self.cos, self.sin, self.bank = cos, sin, bank = modes[:3]
         mode = bank[:, None, None]
-        omega, zeta = omega.unsqueeze(-2), zeta.unsqueeze(-2)
-        self.omega, self.zeta = omega, zeta  # [1, D]
+        self.omega, self.zeta = omega, zeta = modes.omega[None], modes.zeta[None]  # [1, D]
         real = (omega - mode) * (omega + mode)  # [J, 1, D]
         imag = -2.0 * zeta * omega * mode
         size = real * real + imag * imag
@@ -191,20 +172,15 @@ class _Resolvent:
         self.minus_y = -(cos * imag - sin * real)
 
     def integrals(
-        self,
-        theta: Tensor,
-        gap: Tensor,
-        area_basis: tuple[Tensor, Tensor],
-        part: Tensor,
-        m: Moments,
-    ) -> tuple[Tensor, Tensor]:
+        self, theta: Tensor, gap: Tensor, area_basis: _Pair, part: Tensor, m: Moments
+    ) -> _Pair:
         """Return the integrals of q g12 and of q (g11 - 1), over the modes that `part` selects."""
         cos, sin, bank = self.cos, self.sin, self.bank
         end = theta + bank * gap
         at_start = (theta.cos() * part, theta.sin() * part)
         at_end = (end.cos() * part, end.sin() * part)
 
-        def turned(basis: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        def turned(basis: _Pair) -> _Pair:
             return -basis[1] * bank, basis[0] * bank
 
         y0_start = _combine(at_start, self.x, self.minus_y)
@@ -225,11 +201,9 @@ class _Resolvent:
         first = g12 * _combine(at_end, cos, sin) + 2.0 * gamma * second - slope - total
         return second, first
 
-    def _resonant_integrals(
-        self, theta: Tensor, gap: Tensor, part: Tensor
-    ) -> tuple[Tensor, Tensor] | None:
+    def _resonant_integrals(self, theta: Tensor, gap: Tensor, part: Tensor) -> _Pair | None:
         """Return what resonant pairs add to the integrals of q g12 and q' g12, or None."""
-        found: tuple[Tensor, Tensor] | None = None
+        found: _Pair | None = None
         for j in range(self.bank.shape[0]):
             # A free particle under a constant query is no resonance; the series covers it.
             is_resonant = self.is_resonant[j] & (self.omega > 0)  # [1, D]
@@ -256,16 +230,13 @@ class _Resolvent:
         return found
 
 
-def _phi1(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+def _phi1(x: Tensor, y: Tensor) -> _Pair:
     """Return real and imaginary part of (e^z - 1) / z for z = x + iy, x <= 0."""
     is_small = x * x + y * y < 0.25
     a, b = torch.where(is_small, x, 0.0), torch.where(is_small, y, 0.0)
     real, imag = torch.zeros_like(a * b), torch.zeros_like(a * b)
     for n in range(14, -1, -1):
-        real, imag = (
-            real * a - imag * b + 1.0 / math.factorial(n + 1),
-            real * b + imag * a,
-        )
+        real, imag = real * a - imag * b + 1.0 / math.factorial(n + 1), real * b + imag * a
     x, y = torch.where(is_small, -1.0, x), torch.where(is_small, 1.0, y)
     size = x * x + y * y
     p, q = torch.exp(x) * y.cos() - 1.0, torch.exp(x) * y.sin()

@@ -12,14 +12,14 @@ and, from drifts,
     value = xv_i + [ Gv_j . xv_i + Sv_i ] / (u + d)
 
 where the bracket vanishes like the square of the gap, so that derivatives in time lose no digits.
-Each bracket is one matrix product. Where all rows share the query, <q, S_i> and <q(r), x_i> are one
+Each bracket is one matrix product. If all rows share the query, <q, S_i> and <q(r), x_i> are one
 number a key.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -30,71 +30,50 @@ _TILE_LOGITS = {"cpu": 1 << 19, "cuda": 1 << 26}
 _TILE_ROWS = {"cpu": 512, "cuda": 2048}
 
 Where = tuple[slice, slice, slice]
+Parts = TypeVar("Parts", "Rows", "Keys", "RowTerms")
 
 
-@dataclass
-class Rows:
-    """The rows of a group, ``[B, H, g, r, .]``.
+class Rows(NamedTuple):
+    """The rows of a group, ``[B, H, g, r, .]``."""
 
-    Attributes:
-        left: Row side of the bracket of the logit.
-        query: For drifts: the query at r, or None where it is shared (then see `Keys.constant`).
-        length: ``[B, 1, g, r, 1]``, t_j - r.
-        value: First and second component of the row side of the values.
-    """
-
-    left: Tensor
-    query: Tensor | None
-    length: Tensor
-    value: Tensor
-
-    def part(self, where: Where) -> Rows:
-        """Return the rows of a tile."""
-        blocks, rows, _ = where
-        query = None if self.query is None else self.query[:, :, blocks, rows]
-        return Rows(
-            self.left[:, :, blocks, rows],
-            query,
-            self.length[:, :, blocks, rows],
-            self.value[:, :, blocks, rows],
-        )
+    left: Tensor  # row side of the bracket of the logit
+    query: Tensor | None  # for drifts: the query at r; a shared one is in `Keys.constant`
+    length: Tensor  # [B, 1, g, r, 1], t_j - r
+    value: Tensor  # first and second component of the row side of the values
 
 
-@dataclass
-class Keys:
-    """The keys of a group, ``[B, H, g, k, .]``.
+class Keys(NamedTuple):
+    """The keys of a group, ``[B, H, g, k, .]``."""
 
-    Attributes:
-        right: Key side of the bracket of the logit.
-        bias: ``[B, H, g, k, 1]``, what a shared query adds to the bracket, or None.
-        constant: ``[B, H, g, k, 1]``, what a shared query adds to the logit (drifts only), or None.
-        age: ``[B, 1, g, k, 1]``, r - t_i.
-        value: Key side of the values.
-        present: ``[B, 1, g, k, 1]`` bool, or None (all).
-    """
+    right: Tensor  # key side of the bracket of the logit
+    bias: Tensor | None  # [B, H, g, k, 1], what a shared query adds to the bracket
+    constant: Tensor | None  # [B, H, g, k, 1], what it adds to the logit (drifts only)
+    age: Tensor  # [B, 1, g, k, 1], r - t_i
+    value: Tensor  # key side of the values
+    present: Tensor | None  # [B, 1, g, k, 1] bool, or None (all)
 
-    right: Tensor
-    bias: Tensor | None
-    constant: Tensor | None
-    age: Tensor
-    value: Tensor
-    present: Tensor | None
 
-    def part(self, where: Where) -> Keys:
-        """Return the keys of a tile."""
-        blocks, _, keys = where
+class RowTerms(NamedTuple):
+    """What the backward pass needs of each row, ``[B, H, g, r, .]``."""
 
-        def cut(x: Tensor | None) -> Tensor | None:
-            return None if x is None else x[:, :, blocks, keys]
+    lse: Tensor  # over all its keys (0 for empty rows)
+    grad_out: Tensor
+    excess: Tensor  # <grad_out, out> minus the gradient of the logsumexp
 
-        return Keys(
-            self.right[:, :, blocks, keys],
-            cut(self.bias),
-            cut(self.constant),
-            self.age[:, :, blocks, keys],
-            self.value[:, :, blocks, keys],
-            cut(self.present),
-        )
+
+def each(function: Callable[[Tensor], Tensor], parts: Parts) -> Parts:
+    """Return the parts with `function` applied to each tensor."""
+    return type(parts)._make(None if x is None else function(x) for x in parts)
+
+
+def rows_of(where: Where, parts: Parts) -> Parts:
+    """Return the rows of a tile."""
+    return each(lambda x: x[:, :, where[0], where[1]], parts)
+
+
+def keys_of(where: Where, keys: Keys) -> Keys:
+    """Return the keys of a tile."""
+    return each(lambda x: x[:, :, where[0], where[2]], keys)
 
 
 def tiles(rows: Rows, keys: Keys) -> Iterator[Where]:
@@ -200,92 +179,68 @@ def values(rows: Rows, keys: Keys, weight: Tensor, inverse: Tensor, *, is_drift:
     return out if whole is None else out.add_(whole)
 
 
-@dataclass
-class TileGradients:
-    """Where the gradients of a group's tiles are added.
-
-    Attributes:
-        rows: Gradients of the rows.
-        keys: Gradients of the keys (`present` is unused).
-        is_drift: Whether integrals are drifts, and lengths and ages want gradients.
-    """
+class Tile(NamedTuple):
+    """Rows and keys of one tile."""
 
     rows: Rows
     keys: Keys
-    is_drift: bool
 
-    def add(
-        self, where: Where, rows: Rows, keys: Keys, lse: Tensor, grad_out: Tensor, excess: Tensor
-    ) -> None:
-        """Add the gradients of one tile.
 
-        Args:
-            where: The tile.
-            rows: Its rows.
-            keys: Its keys.
-            lse: ``[B, H, g, r, 1]``, logsumexp of each row over all its keys (0 for empty rows).
-            grad_out: ``[B, H, g, r, C]``.
-            excess: ``[B, H, g, r, 1]``, <grad_out, out> minus the gradient of the logsumexp.
-        """
-        to_rows, to_keys = self.rows.part(where), self.keys.part(where)
-        inverse, bias = inverse_gaps(rows, keys)
-        bracket = brackets(rows, keys)
-        score = bracket * inverse if self.is_drift else bracket.mul_(inverse)
-        weight = logits(rows, keys, score, bias).sub_(lse).exp_()
-        grad_weight, value_bracket = self._value_gradients(
-            to_rows, to_keys, rows, keys, weight, inverse, grad_out
-        )
-        grad_score = grad_weight.sub_(excess).mul_(weight)
-        if self.is_drift:
-            grad_inverse = bracket.mul_(grad_score)
-            if value_bracket is not None:
-                grad_inverse.addcmul_(weight, value_bracket)
-            grad_gap = grad_inverse.sum(1, keepdim=True).mul_(inverse).mul_(inverse).neg_()
-            to_rows.length.add_(grad_gap.sum(-1, keepdim=True))
-            to_keys.age.add_(grad_gap.sum(-2, keepdim=True).mT)
-        if rows.query is not None and to_rows.query is not None:
-            width = rows.query.shape[-1]
-            to_rows.query.add_(_inner(grad_score, keys.right[..., :width]))
-            _add_transposed(to_keys.right[..., :width], grad_score, rows.query)
-        if to_keys.constant is not None:
-            to_keys.constant.add_(grad_score.sum(-2, keepdim=True).mT)
-        grad_bracket = grad_score.mul_(inverse)
-        if to_keys.bias is not None:
-            to_keys.bias.add_(grad_bracket.sum(-2, keepdim=True).mT)
-        to_rows.left.add_(_inner(grad_bracket, keys.right))
-        _add_transposed(to_keys.right, grad_bracket, rows.left)
+def add_tile_gradients(tile: Tile, terms: RowTerms, target: Tile, *, is_drift: bool) -> None:
+    """Add the gradients of one tile to `target`; those of lengths and ages for drifts only."""
+    (rows, keys), (to_rows, to_keys) = tile, target
+    inverse, bias = inverse_gaps(rows, keys)
+    bracket = brackets(rows, keys)
+    score = bracket * inverse if is_drift else bracket.mul_(inverse)
+    weight = logits(rows, keys, score, bias).sub_(terms.lse).exp_()
+    grad_weight, value_bracket = _add_value_gradients(
+        tile, target, weight, inverse, terms.grad_out, is_drift=is_drift
+    )
+    grad_score = grad_weight.sub_(terms.excess).mul_(weight)
+    if is_drift:
+        grad_inverse = bracket.mul_(grad_score)
+        if value_bracket is not None:
+            grad_inverse.addcmul_(weight, value_bracket)
+        grad_gap = grad_inverse.sum(1, keepdim=True).mul_(inverse).mul_(inverse).neg_()
+        to_rows.length.add_(grad_gap.sum(-1, keepdim=True))
+        to_keys.age.add_(grad_gap.sum(-2, keepdim=True).mT)
+    if rows.query is not None and to_rows.query is not None:
+        width = rows.query.shape[-1]
+        to_rows.query.add_(_inner(grad_score, keys.right[..., :width]))
+        _add_transposed(to_keys.right[..., :width], grad_score, rows.query)
+    if to_keys.constant is not None:
+        to_keys.constant.add_(grad_score.sum(-2, keepdim=True).mT)
+    grad_bracket = grad_score.mul_(inverse)
+    if to_keys.bias is not None:
+        to_keys.bias.add_(grad_bracket.sum(-2, keepdim=True).mT)
+    to_rows.left.add_(_inner(grad_bracket, keys.right))
+    _add_transposed(to_keys.right, grad_bracket, rows.left)
 
-    def _value_gradients(
-        self,
-        to_rows: Rows,
-        to_keys: Keys,
-        rows: Rows,
-        keys: Keys,
-        weight: Tensor,
-        inverse: Tensor,
-        grad_out: Tensor,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Add the gradients of the values; return that of the weights, and the values' bracket."""
-        first, second = rows.value.chunk(2, dim=-1)
-        to_first, to_second = to_rows.value.chunk(2, dim=-1)
-        channels = first.shape[-1]
-        value_bracket = None
-        if keys.value.shape[-1] == 2 * channels:
-            lifted = torch.cat([torch.addcmul(grad_out, grad_out, first), grad_out * second], -1)
-            grad_weight = _outer(lifted, keys.value)
-            sums = _inner(weight, keys.value)
-            _add_transposed(to_keys.value, weight, lifted)
-        else:
-            lifted = torch.cat([grad_out * first, grad_out * second, grad_out], dim=-1)
-            value_bracket = _outer(lifted, keys.value)
-            grad_weight = value_bracket * inverse if self.is_drift else value_bracket.mul_(inverse)
-            averaging = weight * inverse
-            sums = _inner(averaging, keys.value[..., : 2 * channels])
-            _add_transposed(to_keys.value, averaging, lifted)
-            if self.is_drift:
-                position = keys.value[..., :channels]
-                _flat(grad_weight).baddbmm_(_flat(grad_out), _flat(position).mT)
-                _add_transposed(to_keys.value[..., :channels], weight, grad_out)
-        to_first.addcmul_(grad_out, sums[..., :channels])
-        to_second.addcmul_(grad_out, sums[..., channels:])
-        return grad_weight, value_bracket
+
+def _add_value_gradients(
+    tile: Tile, target: Tile, weight: Tensor, inverse: Tensor, grad_out: Tensor, *, is_drift: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Add the gradients of the values; return that of the weights, and the values' bracket."""
+    value, to_value = tile.keys.value, target.keys.value
+    first, second = tile.rows.value.chunk(2, dim=-1)
+    to_first, to_second = target.rows.value.chunk(2, dim=-1)
+    channels = first.shape[-1]
+    value_bracket = None
+    if value.shape[-1] == 2 * channels:
+        lifted = torch.cat([torch.addcmul(grad_out, grad_out, first), grad_out * second], -1)
+        grad_weight = _outer(lifted, value)
+        sums = _inner(weight, value)
+        _add_transposed(to_value, weight, lifted)
+    else:
+        lifted = torch.cat([grad_out * first, grad_out * second, grad_out], dim=-1)
+        value_bracket = _outer(lifted, value)
+        grad_weight = value_bracket * inverse if is_drift else value_bracket.mul_(inverse)
+        averaging = weight * inverse
+        sums = _inner(averaging, value[..., : 2 * channels])
+        _add_transposed(to_value, averaging, lifted)
+        if is_drift:
+            _flat(grad_weight).baddbmm_(_flat(grad_out), _flat(value[..., :channels]).mT)
+            _add_transposed(to_value[..., :channels], weight, grad_out)
+    to_first.addcmul_(grad_out, sums[..., :channels])
+    to_second.addcmul_(grad_out, sums[..., channels:])
+    return grad_weight, value_bracket

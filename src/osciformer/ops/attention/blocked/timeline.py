@@ -1,58 +1,120 @@
-"""The common time line of rows and keys: slots with at most one query and a few keys each."""
+r"""The common time line of rows and keys, and the dyadic levels at which they meet.
+
+**Time line.** Slots lie in time order, each with up to `fan` keys and then at most one query. Slot
+e lies at position e + 1; what happens at position 0 is seen by nobody. Both kinds of time line have
+
+- `levels`: number of slots and keys a slot. X is the number of positions as padded by `Levels`,
+  K = X * fan the number of places for keys;
+- `gaps`: ``[B, X]`` float64, length of the span that ends at each slot; 0 in the padding;
+- `starts`: ``[B, X]`` float64, time at which that span begins;
+- `age`: ``[B, K]`` float64, slot time minus key time; 0 in the padding;
+- `key_times`: ``[B, K]`` float64, time of the key in each place;
+- `present`: ``[B, K]`` bool, which places hold a present key, or None: all that count do;
+- `holds_query`: ``[B, X + 1]`` bool, which positions hold a query, or None: all that count do.
+
+**Levels.** At level n = 1, 2, 4, ... the rows whose position has the bit n set meet the n slots
+just before their block, as in a Fenwick tree: every (row, key) pair with slot < position meets at
+exactly one level, and the time of the first row of the block lies between all its keys and all its
+rows. That time is the reference time of the block.
+"""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from osciformer.ops.attention.blocked.levels import Levels
-from osciformer.ops.attention.rows import take_rows
+from osciformer.ops.attention.ties import take_rows
+
+# Blocks below 1/16 of the whole are handled in one batch; the few larger ones one by one, so that
+# a length just above a power of two is not padded to the next.
+_SINGLE_BLOCKS = 16
 
 
-class Timeline(ABC):
-    """Slots in time order, each with up to `fan` keys and then at most one query.
+@dataclass(frozen=True)
+class Group:
+    """`count` neighbouring pairs of (key block, row block), each block `size` slots long."""
 
-    Slot e lies at position e + 1; what happens at position 0 is seen by nobody. X is the number of
-    positions as padded by `Levels`, K = X * fan the number of places for keys.
+    size: int  # the level n
+    origin: int  # slot of the first key block
+    count: int  # number of pairs, `2 * size` apart
+    row_length: int  # rows in a row block; below `size` only in a last block alone in its group
+    fan: int  # keys a slot
 
-    Attributes:
-        levels: Number of slots and keys a slot.
-        gaps: ``[B, X]`` float64, length of the span that ends at each slot; 0 in the padding.
-        starts: ``[B, X]`` float64, time where that span begins.
-        age: ``[B, K]`` float64, slot time minus key time; 0 in the padding.
-        key_times: ``[B, K]`` float64, time of the key in each place.
-        present: ``[B, K]`` bool, which places hold a present key, or None: all that count do.
-    """
+    def rows(self, x: Tensor) -> Tensor:
+        """View ``[..., X, C]`` as the rows of each pair, ``[..., g, row_length, C]``."""
+        if self.count == 1:
+            return x.narrow(-2, self.origin + self.size, self.row_length).unsqueeze(-3)
+        pairs = x.narrow(-2, self.origin, self.count * 2 * self.size)
+        return pairs.unflatten(-2, (self.count, 2 * self.size)).narrow(-2, self.size, self.size)
 
-    levels: Levels
-    gaps: Tensor
-    starts: Tensor
-    age: Tensor
-    key_times: Tensor
-    present: Tensor | None
+    def keys(self, x: Tensor) -> Tensor:
+        """View ``[..., X * fan, C]`` as the keys of each pair, ``[..., g, size * fan, C]``."""
+        size = self.size * self.fan
+        if self.count == 1:
+            return x.narrow(-2, self.origin * self.fan, size).unsqueeze(-3)
+        pairs = x.narrow(-2, self.origin * self.fan, self.count * 2 * size)
+        return pairs.unflatten(-2, (self.count, 2 * size)).narrow(-2, 0, size)
 
-    @abstractmethod
-    def rows_to_positions(self, x: Tensor) -> Tensor:
-        """Rearrange ``[B, M, ...]`` to ``[B, X, ...]``; positions without a query hold anything."""
+    @property
+    def spans_before_rows(self) -> slice:
+        """Indices, among the spans of this level, that lead from a parent's start to its rows."""
+        first = self.origin // self.size
+        return slice(first, first + 2 * self.count, 2)
 
-    @abstractmethod
-    def positions_to_rows(self, x: Tensor) -> Tensor:
-        """Rearrange ``[B, X, ...]`` to ``[B, M, ...]``."""
+    @property
+    def spans_after_keys(self) -> slice:
+        """Indices, among the spans of this level, that lead from the keys to the parent's end."""
+        first = self.origin // self.size + 1
+        return slice(first, first + 2 * self.count, 2)
 
-    @abstractmethod
-    def keys_to_places(self, x: Tensor) -> Tensor:
-        """Rearrange ``[B, N, ...]`` to ``[B, K, ...]``; empty places hold anything finite."""
+    def at_rows(self, x: Tensor) -> Tensor:
+        """View ``[..., X + 1, C]`` at the first row of each pair, ``[..., g, 1, C]``."""
+        start = self.origin + self.size
+        return x[..., start : start + 2 * self.size * self.count : 2 * self.size, :].unsqueeze(-2)
 
-    @abstractmethod
-    def places_to_keys(self, x: Tensor, num_keys: int) -> Tensor:
-        """Rearrange logits ``[B, M, H, K]`` to ``[B, M, H, N]``; keys without a place get -inf."""
+    def at_parent_end(self, x: Tensor) -> Tensor:
+        """View ``[..., X + 1, C]`` at the end of each parent (or of all), ``[..., g, 1, C]``."""
+        step = 2 * self.size
+        first = min(self.origin + step, x.shape[-2] - 1)
+        return x[..., first : self.origin + step * self.count + 1 : step, :].unsqueeze(-2)
 
-    @abstractmethod
-    def holds_query(self) -> Tensor | None:
-        """Return ``[B, X + 1]`` bool: which positions hold a query; None is all that count."""
+
+@dataclass(frozen=True)
+class Levels:
+    """The level structure for `num_slots` slots of `fan` keys each."""
+
+    num_slots: int
+    fan: int
+
+    @property
+    def unit(self) -> int:
+        """Block size up to which all pairs of a level form one group; padding is to multiples."""
+        whole = 1 << self.num_slots.bit_length()
+        is_nearly_full = 10 * (self.num_slots + 1) >= 9 * whole
+        return whole if is_nearly_full or whole <= 4 * _SINGLE_BLOCKS else whole // _SINGLE_BLOCKS
+
+    @property
+    def padded(self) -> int:
+        """Number of positions, with padding: at least `num_slots + 1`."""
+        return -(-(self.num_slots + 1) // self.unit) * self.unit
+
+    @property
+    def num_levels(self) -> int:
+        """Number of levels: enough for the highest bit of the last position."""
+        return self.num_slots.bit_length()
+
+    def groups(self, level: int) -> list[Group]:
+        """Return the groups of pairs that meet at `level`."""
+        size = 1 << level
+        if size < self.unit:
+            return [Group(size, 0, self.padded // (2 * size), size, self.fan)]
+        return [
+            Group(size, origin, 1, min(size, self.num_slots + 1 - origin - size), self.fan)
+            for origin in range(0, self.num_slots + 1 - size, 2 * size)
+        ]
 
 
 def _pad(x: Tensor, total: int) -> Tensor:
@@ -61,12 +123,14 @@ def _pad(x: Tensor, total: int) -> Tensor:
     return x if missing == 0 else functional.pad(x, (0, 0) * (x.ndim - 2) + (0, missing))
 
 
-class SelfTimeline(Timeline):
+class SelfTimeline:
     """Query j and key j have the same time; N at least 2.
 
     Slot e is the time of token e + 1: it holds key e, aged by one gap, and query e + 1. Position
     and place are then the index of the token. The first query and the last key meet nobody.
     """
+
+    holds_query = None
 
     def __init__(self, query_times: Tensor, key_times: Tensor, mask: Tensor | None) -> None:
         self.num_rows = query_times.shape[1]
@@ -78,24 +142,25 @@ class SelfTimeline(Timeline):
         self.starts, self.key_times = _pad(query_times, total), _pad(key_times, total)
         self.present = None if mask is None else _pad(mask, total)
 
-    def rows_to_positions(self, x: Tensor) -> Tensor:  # noqa: D102
+    def rows_to_positions(self, x: Tensor) -> Tensor:
+        """Rearrange ``[B, M, ...]`` to ``[B, X, ...]``; positions without a query hold anything."""
         return _pad(x, self.levels.padded)
 
-    def positions_to_rows(self, x: Tensor) -> Tensor:  # noqa: D102
+    def positions_to_rows(self, x: Tensor) -> Tensor:
+        """Rearrange ``[B, X, ...]`` to ``[B, M, ...]``."""
         return x.narrow(1, 0, self.num_rows)
 
-    def keys_to_places(self, x: Tensor) -> Tensor:  # noqa: D102
+    def keys_to_places(self, x: Tensor) -> Tensor:
+        """Rearrange ``[B, N, ...]`` to ``[B, K, ...]``; empty places hold anything finite."""
         return _pad(x, self.levels.padded)
 
-    def places_to_keys(self, x: Tensor, num_keys: int) -> Tensor:  # noqa: D102
+    def places_to_keys(self, x: Tensor, num_keys: int) -> Tensor:
+        """Rearrange logits ``[B, M, H, K]`` to ``[B, M, H, N]``; keys without a place get -inf."""
         return x.narrow(-1, 0, num_keys)
 
-    def holds_query(self) -> Tensor | None:  # noqa: D102
-        return None
 
-
-class CrossTimeline(Timeline):
-    """Separate queries ``[B, M]`` and keys ``[B, N]``, both sorted.
+class CrossTimeline:
+    """Separate queries ``[B, M]`` and keys ``[B, N]``, both sorted; methods as in `SelfTimeline`.
 
     The keys between two queries are cut into slots of `fan` keys, about N / M of them, so that
     neither many keys before few queries nor the reverse wastes work. A slot's time is its query's,
@@ -132,7 +197,7 @@ class CrossTimeline(Timeline):
         present = torch.zeros_like(self._place_key, dtype=torch.bool)
         present = functional.pad(present, (0, 1)).scatter(1, place, there)[:, :-1]
 
-        # Where a position takes its time from: its query, else its last key, else the last query.
+        # A position takes its time from its query, else from its last key, else the last query.
         rows = torch.arange(num_rows, device=device).expand(batch, -1)
         source = index.new_full((batch, total + 2), num_rows - 1)
         last_key = torch.where(is_seen, slot + 1, total + 1)
@@ -148,8 +213,8 @@ class CrossTimeline(Timeline):
         self.present = present
         self._row_position, self._key_place = end, place
         self._position_row = index.new_zeros(batch, total + 1).scatter_(1, end, rows)[:, :total]
-        self._holds_query = torch.zeros_like(self._position_row, dtype=torch.bool)
-        self._holds_query = functional.pad(self._holds_query, (0, 1)).scatter(1, end, True)
+        holds_query = torch.zeros_like(self._position_row, dtype=torch.bool)
+        self.holds_query = functional.pad(holds_query, (0, 1)).scatter(1, end, True)
 
     def rows_to_positions(self, x: Tensor) -> Tensor:  # noqa: D102
         return take_rows(x, self._position_row)
@@ -164,5 +229,5 @@ class CrossTimeline(Timeline):
         padded = functional.pad(x, (0, 1), value=float("-inf"))
         return padded.gather(-1, self._key_place[:, None, None].expand(*x.shape[:3], num_keys))
 
-    def holds_query(self) -> Tensor | None:  # noqa: D102
-        return self._holds_query
+
+Timeline = SelfTimeline | CrossTimeline
