@@ -43,7 +43,7 @@ from shared import describe
 
 from osciformer._files import write_json, write_text
 from osciformer.bench.report import Row, markdown_table, progress, tuple_of
-from osciformer.cli.scoring import class_scores
+from osciformer.cli.evaluate import class_scores
 from osciformer.data import IrregularSeries, Layout, get_dataset, read_parquet
 
 HERE = Path(__file__).parent

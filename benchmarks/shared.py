@@ -17,6 +17,7 @@ import torch
 from osciformer._files import write_json, write_text
 from osciformer.bench.report import Row, describe_run, progress, shown_command
 from osciformer.bench.workers import Job, Work, run_jobs
+from osciformer.config import estimator_arguments
 
 PACKAGES = ("pytorch-lightning", "scikit-learn", "pandas", "pyarrow")
 #: Settings of estimators at toy size.
@@ -235,6 +236,7 @@ def estimator_settings(backbone: str, job: Job, settings: dict[str, Any]) -> dic
         "accelerator": "gpu" if settings["device"] == "cuda" else "cpu",
     }
     folder = _checkpoint(job, settings)
+    chosen = estimator_arguments("classification", chosen)  # where they go is the same in all tasks
     return chosen if folder is None else {**chosen, "run_dir": folder, "resume": True}
 
 

@@ -25,7 +25,7 @@ from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.metrics import roc_auc_score
 from sklearn.model_selection import StratifiedKFold
 
-from osciformer.cli.baseline import last_values
+from osciformer.cli.demo import last_values
 from osciformer.data import IrregularSeries, Layout, read_parquet
 from osciformer.data.ragged import series_of_rows
 

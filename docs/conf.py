@@ -42,8 +42,7 @@ nitpicky = True
 nitpick_ignore_regex = [(r"py:.*", r"(?!osciformer\.).*")]
 nitpick_ignore = [
     ("py:class", "osciformer.data.transforms.Array"),
-    ("py:class", "osciformer.models.baselines.gru_d.EncodedDirections"),
-    ("py:class", "osciformer.models.baselines.transformer.EncodedTokens"),
+    ("py:class", "osciformer.baselines.gru_d.EncodedDirections"),
 ]
 
 # READMEs that are shown as pages, so that links between them lead to pages too.

@@ -73,7 +73,11 @@ def main(num_valves=400, max_epochs=15, dim=32) -> dict[str, float]:
     areas = {}
     for name, change in (("real times", lambda part: part), ("row numbers", number_rows)):
         model = OsciFormerClassifier(
-            dim=dim, max_epochs=max_epochs, patience=None, random_state=SEED, verbose=1
+            dim=dim,
+            max_epochs=max_epochs,
+            train_options={"patience": None},
+            random_state=SEED,
+            verbose=1,
         )
         model.fit(change(train))
         worn = model.predict_proba(change(test))[:, list(model.classes_).index("worn")]

@@ -68,7 +68,7 @@ def main(num_wells=300, num_test=50, max_epochs=20, dim=16, picture=PICTURE) -> 
         max_epochs=max_epochs,
         batch_size=32,
         learning_rate=1e-2,
-        patience=None,
+        train_options={"patience": None},
         random_state=SEED,
         verbose=1,
     )

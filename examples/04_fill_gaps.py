@@ -80,7 +80,7 @@ def main(num_days=160, num_test=50, max_epochs=16, dim=16, picture=PICTURE) -> d
         max_epochs=max_epochs,
         batch_size=32,
         learning_rate=1e-2,
-        patience=None,
+        train_options={"patience": None},
         random_state=SEED,
         verbose=1,
     )

@@ -218,7 +218,7 @@ def flash_only(device: torch.device) -> AbstractContextManager[object]:
 
 
 def _contiformer(case: Case, device: torch.device) -> tuple[Callable[[], Tensor], list[Tensor]]:
-    from osciformer.models.baselines.contiformer import VectorField, contiformer_attention
+    from osciformer.baselines import VectorField, contiformer_attention
 
     x = make_inputs(case, device)
     fields = [VectorField(case.heads * case.c).to(device) for _ in range(2)]

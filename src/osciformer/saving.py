@@ -14,10 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
-import os
 import platform
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +22,7 @@ from typing import Any
 
 import torch
 
+from osciformer._files import finite_json, write_bytes
 from osciformer._optional import need
 from osciformer._types import Tensor
 
@@ -79,11 +77,11 @@ def save_model(path: str | Path, content: Mapping[str, Any], weights: Mapping[st
         "readable_since": 1,
         "versions": current_versions(),
         "digest": digest(tensors),
-        "content": _finite(content),
+        "content": finite_json(content),
     }
     text = json.dumps(header, allow_nan=False)
     data = need("safetensors.torch", extra="train").save(tensors, metadata={METADATA_KEY: text})
-    _write_atomically(path, data)
+    write_bytes(path, data)
     return path
 
 
@@ -177,29 +175,3 @@ def current_versions() -> dict[str, str]:
         "torch": str(torch.__version__),
         "python": platform.python_version(),
     }
-
-
-def _write_atomically(path: Path, data: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, part = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(part, 0o666 & ~umask)  # mkstemp lets the owner alone read
-        os.replace(part, path)
-    except BaseException:
-        Path(part).unlink(missing_ok=True)
-        raise
-
-
-def _finite(value: Any) -> Any:
-    """Return plain values with null in place of numbers that JSON does not have."""
-    if isinstance(value, Mapping):
-        return {str(name): _finite(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

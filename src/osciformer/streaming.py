@@ -11,7 +11,7 @@ from osciformer._types import Bool, Float, Tensor
 from osciformer.models.osciformer import OsciFormer
 from osciformer.nn.attention import OscillatorAttention
 from osciformer.nn.encoder import Encoder, EncoderBlock
-from osciformer.nn.spectrum import Spectrum
+from osciformer.nn.parameters import Spectrum
 from osciformer.ops.attention.drive import Drive
 from osciformer.ops.attention.step import (
     STREAMING_QUERIES,
@@ -158,12 +158,13 @@ class OnlineSession:
         return self._finish(states[:, -1])
 
     def _finish(self, states: Tensor) -> Tensor:
-        if isinstance(self._encoder, OscillatorAttention):
-            return states
-        normed: Tensor = self._encoder.norm(states)
-        return normed
+        """Return the states after the encoder's last norm."""
+        return (
+            states if isinstance(self._encoder, OscillatorAttention) else self._encoder.norm(states)
+        )
 
     def _token(self, x: Tensor, present: Tensor) -> Tensor:
+        """Return the tokens of an observation."""
         width = self.module.dim
         if isinstance(self.module, OsciFormer):
             width = self.module.config.input_dim
@@ -176,6 +177,7 @@ class OnlineSession:
         return x.to(self._dtype)
 
     def _checked_time(self, t: float | Tensor, present: Tensor) -> Tensor:
+        """Return a time in the unit of the module; refuse one that decreases or is not finite."""
         time = self._per_series("t", t, torch.float64)
         if isinstance(self.module, OsciFormer):
             time = self.module.time_scale(time)
@@ -194,12 +196,14 @@ class OnlineSession:
         return time
 
     def _unit(self, time: Tensor) -> float:
+        """Return a time in the unit of the data."""
         if isinstance(self.module, OsciFormer):
             scale = self.module.time_scale
             time = time * scale.scale + scale.reference
         return float(time)
 
     def _per_series(self, name: str, value: float | Tensor, dtype: torch.dtype) -> Tensor:
+        """Return one number for each series."""
         tensor = torch.as_tensor(value, dtype=dtype, device=self._device)
         if tensor.ndim == 0:
             tensor = tensor.expand(self.batch_size)
@@ -255,6 +259,7 @@ class _LayerStream:
         return self._rows(cache, token, queries)
 
     def _rows(self, cache: StepCache, tokens: Tensor, queries: Tensor | None) -> Tensor:
+        """Return the layer's output at the time of a cache."""
         attended = attend(cache, self.settings, queries, num_rows=tokens.shape[1])
         out = self.attention.project_output(attended.to(tokens.dtype))
         return out if self.block is None else self.block.residual(tokens, out)
@@ -262,11 +267,7 @@ class _LayerStream:
 
 @torch.no_grad()
 def step_settings(layer: OscillatorAttention) -> StepSettings:
-    """Return what streaming needs of a layer.
-
-    Raises:
-        ValueError: If the layer looks ahead: a bidirectional one, or the query `ridge`.
-    """
+    """Return what streaming needs of a layer; refuse one that looks ahead."""
     if layer.direction != "causal":
         raise ValueError(
             f"direction={layer.direction!r} cannot be streamed: a row sees later tokens. "
@@ -277,28 +278,22 @@ def step_settings(layer: OscillatorAttention) -> StepSettings:
             f"query={layer.query!r} cannot be streamed: its fit uses tokens that are still to "
             f"come. Use one of {', '.join(STREAMING_QUERIES)}"
         )
-    params = layer.query_settings() or {}
+    params, names = layer.query_settings() or {}, ("omega", "constant", "cos", "sin")
     return StepSettings(
         key_medium=_medium(layer.key_spectrum, layer.drive(), "key"),
         value_medium=_medium(layer.value_spectrum, layer.drive(), "value"),
         query=layer.query,
         value=layer.value,
         scale=layer.head_dim**-0.5 if layer.scale is None else layer.scale,
-        omega=_double(params.get("omega")),
-        constant=_double(params.get("constant")),
-        cos=_double(params.get("cos")),
-        sin=_double(params.get("sin")),
         ridge=layer.ridge,
+        **{name: params[name].double() for name in names if name in params},
     )
 
 
 def _medium(spectrum: Spectrum, drive: Drive | None, role: Literal["key", "value"]) -> Medium:
+    """Return the spectrum and the drive of keys or values, float64."""
     gains = None if drive is None else drive.gains(role)
     if gains is not None:
         omega, cos, sin = gains
         gains = omega.double(), cos.double(), sin.double()
     return Medium(spectrum.omega.double(), spectrum.zeta.double(), gains)
-
-
-def _double(tensor: Tensor | None) -> Tensor | None:
-    return None if tensor is None else tensor.double()

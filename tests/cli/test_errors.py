@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 import torch
 
-from osciformer.cli.errors import explain, in_flags
+from osciformer._advice import Mention, advise
+from osciformer.cli.errors import explain
 
 Call = Callable[..., Any]
 
@@ -172,7 +173,7 @@ def test_full_disk_while_predicting_keeps_the_old_file(
 ) -> None:
     output = tmp_path / "p.csv"
     output.write_text("old")
-    monkeypatch.setattr("osciformer.cli.output.TableWriter.write", no_room)
+    monkeypatch.setattr("pyarrow.table", no_room)
     outcome = cli("predict", runs / "regression", tables / "wide.csv", "-o", output)
     assert outcome.code == 1
     assert "no room left on the disk" in outcome.err
@@ -181,7 +182,7 @@ def test_full_disk_while_predicting_keeps_the_old_file(
 
 
 @pytest.mark.parametrize(
-    "place", ["osciformer.train.run_folder.write_history", "osciformer.saving._write_atomically"]
+    "place", ["osciformer.train.callbacks.write_history", "osciformer.saving.write_bytes"]
 )
 def test_full_disk_while_training_leaves_no_half_written_run(
     place: str, cli: Call, tables: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -231,7 +232,7 @@ def test_ctrl_c_elsewhere_ends_with_130(
     def stop(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("osciformer.cli.output.TableWriter.write", stop)
+    monkeypatch.setattr("pyarrow.table", stop)
     outcome = cli("predict", runs / "regression", tables / "wide.csv", "-o", tmp_path / "p.csv")
     assert outcome.code == 130
     assert list(tmp_path.iterdir()) == []
@@ -250,8 +251,26 @@ def test_what_was_not_foreseen_names_its_kind() -> None:
     assert "--debug" in explain(AssertionError("odd"))
 
 
-def test_advice_speaks_of_flags() -> None:
-    assert in_flags("use origin='series'") == "use --origin series"
+@pytest.mark.parametrize(
+    ("mention", "python", "flag"),
+    [
+        (Mention("origin", "series"), "origin='series'", "--origin series"),
+        (Mention("values", ["a", "b"]), "values=['a', 'b']", "--features a,b"),
+        (Mention("random_state"), "random_state", "--seed"),
+        (Mention("blend_with", None), "blend_with=None", "--blend-with none"),
+        (Mention("stream", False, "read_parquet"), "read_parquet", "--no-stream"),
+        (Mention("other", 3), "other=3", "other=3"),
+        (
+            Mention("data list", python="list_datasets()"),
+            "list_datasets()",
+            "`osciformer data list`",
+        ),
+    ],
+)
+def test_advice_speaks_of_flags(mention: Mention, python: str, flag: str) -> None:
+    error = advise(TypeError, "use ", mention, " here")
+    assert str(error) == f"use {python} here"
+    assert explain(error) == f"use {flag} here"
 
 
 def test_program_without_its_extras_says_what_to_install() -> None:

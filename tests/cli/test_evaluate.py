@@ -12,7 +12,14 @@ import pandas as pd
 import pytest
 from sklearn import metrics as judge
 
-from osciformer.cli.scoring import bootstrap, class_scores, sum_answers, value_scores
+from osciformer.cli.evaluate import (
+    answer_scores,
+    bootstrap,
+    class_scores,
+    sum_answers,
+    value_scores,
+)
+from osciformer.estimators.forecasting import Hidden
 
 Call = Callable[..., Any]
 
@@ -127,11 +134,12 @@ def test_interval_covers_the_mean_about_as_often_as_it_says() -> None:
 def test_answers_are_summed_per_series() -> None:
     found = np.array([[[-1.0, 0.0, 1.0]], [[-1.0, 0.0, 1.0]], [[-1.0, 0.0, 1.0]]])
     truth = np.array([[0.5], [2.0], [np.nan]])
-    sums = sum_answers(found, truth, np.zeros((3, 1)), np.array([0, 1, 1]), 2, (0.1, 0.5, 0.9))
-    assert sums.count.tolist() == [1.0, 1.0]
-    scores = sums.scores(np.array([0, 1]))
+    hidden = Hidden(found, truth, np.zeros((3, 1)), np.array([0, 1, 3]))
+    sums = sum_answers(hidden, (0.1, 0.5, 0.9))
+    assert sums[:, 0].tolist() == [1.0, 1.0]
+    scores = answer_scores(sums)
     assert scores["mae"] == pytest.approx(1.25)
     assert scores["coverage"] == pytest.approx(0.5)
     assert scores["skill"] == pytest.approx(0.0)
-    assert sums.below.tolist() == [[0.0, 0.0, 1.0], [0.0, 0.0, 0.0]]
-    assert np.isnan(sums.scores(np.array([], dtype=int))["mae"])
+    assert sums[:, -3:].tolist() == [[0.0, 0.0, 1.0], [0.0, 0.0, 0.0]]
+    assert np.isnan(answer_scores(sums[:0])["mae"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import inspect
 import json
 import os
 import shutil
@@ -11,7 +12,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,10 @@ import pytest
 import torch
 import yaml
 
-from osciformer.cli.settings import ESTIMATOR_SETTINGS, SETTINGS, TASKS
-from osciformer.cli.training import estimator_class
+from osciformer.cli.fit import fit
+from osciformer.cli.settings import SETTINGS
+from osciformer.config import TASKS, estimator_settings
+from osciformer.estimators import load_estimator
 from osciformer.saving import load_model
 
 Call = Callable[..., Any]
@@ -31,17 +33,16 @@ ILL = ["--task=classification", "--id=who", "--time=hour", "--features=a,b", "--
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_every_setting_of_the_estimator_has_a_flag(task: str) -> None:
-    own = {"layout", "run_dir", "resume", "verbose"}  # decided by the program
-    wanted = {item.name: item.default for item in fields(estimator_class(task))}
-    listed = {s.python_name: s.default for s in ESTIMATOR_SETTINGS if task in s.tasks}
-    assert set(listed) == set(wanted) - own
-    differ = {name for name in listed if listed[name] != wanted[name]}
-    # The seed is fixed here; some tasks have their own sizes, dropouts, scaling, learning rates and
-    # averages, which the help states.
-    sizes = {"dim", "num_heads", "num_layers"}
-    training = {"learning_rate", "dropout", "observation_dropout", "weight_averaging"}
-    assert differ <= {"random_state", "scaling"} | sizes | training
+def test_every_setting_of_the_estimator_has_a_flag_and_its_default_in_the_help(task: str) -> None:
+    flags = inspect.signature(fit).parameters
+    for setting in estimator_settings(task).values():
+        option = flags[setting.name].annotation.__metadata__[0]
+        names = option.default, *option.param_decls  # typer takes the first name for a default
+        assert names[0].split("/")[0] == setting.flag
+        default = setting.defaults[task]
+        if default not in (None, ()):
+            words = ",".join(map(str, default)) if isinstance(default, tuple) else str(default)
+            assert words in option.help
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -92,30 +93,34 @@ def test_flags_win_over_the_yaml_file(cli: Call, tables: Path, tmp_path: Path) -
     more = ["--seed=7", "--statistics=std,age"]
     outcome = cli("fit", "--config", config, *TINY, *more, "-o", run)
     assert outcome.code == 0, outcome.err
-    params = load_model(run / "model.safetensors").content["params"]
-    assert (params["dim"], params["patience"], params["max_epochs"]) == (8, None, 2)
-    assert params["random_state"] == 7
-    assert (params["weight_averaging"], params["statistics"]) == (0.5, ["std", "age"])
+    found = load_estimator(run / "model.safetensors").settings()
+    assert (found["dim"], found["patience"], found["max_epochs"]) == (8, None, 2)
+    assert found["random_state"] == 7
+    assert (found["weight_averaging"], found["statistics"]) == (0.5, ("std", "age"))
 
 
-def test_foresight_reaches_the_model(cli: Call, tables: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    outcome = cli("fit", tables / "wide.csv", *ILL, *TINY, "--foresight=0.2", "-o", run)
-    assert outcome.code == 0, outcome.err
-    content = load_model(run / "model.safetensors").content
-    assert content["params"]["foresight"] == content["model"]["foresight"] == 0.2
-
-
-def test_foresight_of_another_kind_or_task_is_refused(
-    cli: Call, tables: Path, tmp_path: Path
+@pytest.mark.parametrize("flag", ["--foresight=0.2", "--keep-latest", "--no-keep-latest"])
+def test_removed_flags_are_refused_by_name(
+    flag: str, cli: Call, tables: Path, tmp_path: Path
 ) -> None:
-    call = ["fit", tables / "wide.csv", *TINY, "-o", tmp_path / "run"]
-    outcome = cli(*call, *ILL, "--foresight=much")
+    outcome = cli("fit", tables / "wide.csv", *ILL, *TINY, flag, "-o", tmp_path / "run")
     assert outcome.code == 2
-    assert "--foresight must be a number; got 'much'" in outcome.err
-    outcome = cli(*call, "--task=forecasting", "--id=who", "--time=hour", "--foresight=0")
-    assert outcome.code == 2
-    assert "--foresight is a setting of classification and regression" in outcome.err
+    name = "--foresight" if "foresight" in flag else "--keep-latest"
+    assert f"{name} was removed" in outcome.err
+    assert name not in cli("fit", "--help").out
+
+
+@pytest.mark.parametrize(
+    ("text", "code"), [("foresight: 0.0\nkeep_latest: false", 0), ("foresight: 0.3", 1)]
+)
+def test_removed_settings_of_a_file_may_be_off(
+    text: str, code: int, cli: Call, tables: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "run.yaml").write_text(text)
+    call = ["fit", tables / "wide.csv", *ILL, *TINY, "--config", tmp_path / "run.yaml"]
+    outcome = cli(*call, "-o", tmp_path / "run")
+    assert outcome.code == code, outcome.err
+    assert code == 0 or "without foresight" in outcome.err
 
 
 def test_labels_may_come_from_another_table(cli: Call, tables: Path, tmp_path: Path) -> None:
@@ -194,18 +199,18 @@ def test_overwrite_leaves_foreign_folders_alone(cli: Call, tables: Path, tmp_pat
 def test_interrupted_run_goes_on_to_the_same_weights(
     cli: Call, tables: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from osciformer.train import run_folder
+    from osciformer.train.callbacks import RunWriter
 
     call = ["fit", tables / "wide.csv", *ILL, *TINY, "--epochs=3"]
     assert cli(*call, "-o", tmp_path / "whole").code == 0
-    write = run_folder.RunFolder.on_train_epoch_end
+    write = RunWriter.on_train_epoch_end
 
     def write_and_stop(self: Any, trainer: Any, module: Any) -> None:
         write(self, trainer, module)
         if trainer.current_epoch == 0:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(run_folder.RunFolder, "on_train_epoch_end", write_and_stop)
+    monkeypatch.setattr(RunWriter, "on_train_epoch_end", write_and_stop)
     stopped = cli(*call, "-o", tmp_path / "part")
     monkeypatch.undo()
     assert stopped.code == 130
@@ -230,7 +235,7 @@ def test_ctrl_c_in_the_first_epoch_leaves_what_was_there(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from osciformer.train.journal import Journal
+    from osciformer.train.callbacks import Journal
 
     def stop(*_: Any) -> None:
         raise KeyboardInterrupt
@@ -311,23 +316,6 @@ def test_run_with_defaults_of_an_older_version_goes_on_with_them(
     assert outcome.code == 1
     assert "rate was 0.002, is 0.001; weight_averaging was 0.0, is 0.99" in outcome.err
     outcome = cli(*call, "--weight-averaging=0", "--learning-rate=0.002")
-    assert outcome.code == 0, outcome.err
-
-
-def test_run_from_before_foresight_goes_on_without_it(
-    cli: Call, tables: Path, tmp_path: Path
-) -> None:
-    run = tmp_path / "run"
-    begun = cli("fit", tables / "wide.csv", *ILL, *TINY, "-o", run)
-    assert begun.code == 0, begun.err
-    checkpoint = torch.load(run / "last.ckpt", weights_only=True)
-    del checkpoint["osciformer.setup"]["foresight"]
-    torch.save(checkpoint, run / "last.ckpt")
-    call = ["fit", "--resume", "-o", run, "--progress=none"]
-    outcome = cli(*call, "--foresight=0.5")
-    assert outcome.code == 1
-    assert "foresight was 0.0, is 0.5" in outcome.err
-    outcome = cli(*call)
     assert outcome.code == 0, outcome.err
 
 

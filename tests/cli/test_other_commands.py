@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from osciformer.cli.baseline import last_values
+from osciformer.cli.demo import last_values
 from osciformer.data import IrregularSeries, load_npz
 
 Call = Callable[..., Any]
@@ -179,7 +179,7 @@ def test_demo_computes_in_one_thread_and_leaves_their_number(
 ) -> None:
     import torch
 
-    from osciformer.cli import training
+    from osciformer.cli import fit
 
     seen: list[int] = []
 
@@ -187,7 +187,7 @@ def test_demo_computes_in_one_thread_and_leaves_their_number(
         seen.append(torch.get_num_threads())
         raise OSError("no training here")
 
-    monkeypatch.setattr(training, "train", fail)
+    monkeypatch.setattr(fit, "train", fail)
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     try:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -159,23 +158,39 @@ def test_dates_come_back_as_dates(cli: Call, frame: Any, tmp_path: Path) -> None
     assert (pd.read_parquet(path).hour == pd.Timestamp("2024-01-02")).all()
 
 
+def test_the_header_of_a_model_is_read_once(
+    cli: Call, runs: Path, tables: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from osciformer import saving
+
+    read, seen = saving.read_header, []
+
+    def count(path: Path) -> Any:
+        seen.append(path)
+        return read(path)
+
+    monkeypatch.setattr(saving, "read_header", count)
+    outcome = cli("predict", runs / "events", tables / "narrow.csv", "-o", tmp_path / "p.csv")
+    assert outcome.code == 0, outcome.err
+    assert seen == [runs / "events/model.safetensors"]
+
+
 def test_predictions_are_written_part_by_part(
     cli: Call, runs: Path, tables: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from osciformer.cli import tables as reading
-    from osciformer.cli.output import TableWriter
 
     call = ["predict", runs / "classification", tables / "wide.parquet", "--stream"]
     assert cli(*call, "-o", tmp_path / "whole.csv").code == 0
     sizes: list[int] = []
-    write = TableWriter.write
+    parts_of = reading.parts_of
 
-    def count(self: TableWriter, columns: Any) -> None:
-        sizes.append(len(columns["who"]))
-        write(self, columns)
+    def count(data: Any) -> Iterator[Any]:
+        for part in parts_of(data, size=12):
+            sizes.append(len(part))
+            yield part
 
-    monkeypatch.setattr(TableWriter, "write", count)
-    monkeypatch.setattr(reading, "chunks", partial(reading.chunks, size=12))
+    monkeypatch.setattr(reading, "parts_of", count)
     assert cli(*call, "-o", tmp_path / "parts.csv").code == 0
     assert sizes == [12, 12, 12, 4]
     whole, parts = (pd.read_csv(tmp_path / f"{name}.csv") for name in ("whole", "parts"))

@@ -11,8 +11,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from osciformer.cli.static import join_static
-from osciformer.cli.tables import open_table
+from osciformer.cli.tables import join_static, open_table
 from osciformer.data import Layout
 from osciformer.saving import load_model
 

@@ -8,6 +8,7 @@ import tarfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -15,9 +16,12 @@ from osciformer.data.archives import iter_members
 from osciformer.data.errors import UnreadableFileError, UnsafeArchiveError
 
 
+def read(stream: IO[bytes]) -> bytes:
+    return stream.read()
+
+
 def read_all(archive: Path, **limits: int) -> dict[str, bytes]:
-    members = iter_members(archive, lambda name: True, **limits)
-    return {name: b"".join(blocks) for name, blocks in members}
+    return dict(iter_members(archive, lambda name: True, read, **limits))
 
 
 def make_zip(path: Path, members: dict[str, bytes]) -> None:
@@ -42,11 +46,8 @@ def test_wanted_members_are_read(
     tmp_path: Path, make: Callable[[Path, dict[str, bytes]], None]
 ) -> None:
     make(tmp_path / "archive", {"./a/one.txt": b"1", "two.bin": b"2", "three.txt": b"3"})
-    members = iter_members(tmp_path / "archive", lambda name: name.endswith(".txt"))
-    assert [(name, b"".join(blocks)) for name, blocks in members] == [
-        ("a/one.txt", b"1"),
-        ("three.txt", b"3"),
-    ]
+    members = iter_members(tmp_path / "archive", lambda name: name.endswith(".txt"), read)
+    assert list(members) == [("a/one.txt", b"1"), ("three.txt", b"3")]
 
 
 @MAKERS
@@ -59,7 +60,7 @@ def test_a_member_that_points_outside_is_refused(
 ) -> None:
     make(tmp_path / "archive", {"good": b"1", name: b"2"})
     with pytest.raises(UnsafeArchiveError, match="points outside its folder"):
-        list(iter_members(tmp_path / "archive", lambda name: is_wanted))
+        list(iter_members(tmp_path / "archive", lambda name: is_wanted, read))
 
 
 @pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE])
@@ -95,7 +96,7 @@ def test_too_many_members_are_refused(
 ) -> None:
     make(tmp_path / "archive", {str(number): b"" for number in range(11)})
     with pytest.raises(UnsafeArchiveError, match="more than 10 members"):
-        list(iter_members(tmp_path / "archive", lambda name: False, max_members=10))
+        list(iter_members(tmp_path / "archive", lambda name: False, read, max_members=10))
 
 
 @MAKERS

@@ -316,7 +316,7 @@ def test_waits_double_and_follow_retry_after(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     waits: list[float] = []
-    monkeypatch.setattr(download_module, "_pause", waits.append)
+    monkeypatch.setattr(download_module.time, "sleep", waits.append)
     server.statuses = [503, 503, 503]
     fetch(backoff=0.5)
     target.unlink()
@@ -397,11 +397,10 @@ def test_a_redirect_within_http_is_followed(
 def test_a_full_disk_leaves_nothing_behind(
     target: Path, fetch: Callable[..., Downloaded], monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
-    def write(stream: io.BufferedWriter, block: bytes) -> None:
-        stream.write(block[:10])
+    def fail(handle: int) -> None:
         raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr(download_module, "_write", write)
+    monkeypatch.setattr(download_module.os, "fsync", fail)
     with pytest.raises(DiskFullError, match="set OSCIFORMER_CACHE"):
         fetch()
     assert names_in(target.parent) == []

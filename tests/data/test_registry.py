@@ -43,7 +43,7 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OSCIFORMER_DATA", raising=False)
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     monkeypatch.setattr(registry, "_REGISTRY", dict(registry._REGISTRY))
-    monkeypatch.setattr(download_module, "_pause", lambda seconds: None)
+    monkeypatch.setattr(download_module.time, "sleep", lambda seconds: None)
 
 
 @pytest.fixture

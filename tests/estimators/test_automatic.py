@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from osciformer.estimators import OsciFormerClassifier
-from osciformer.estimators.automatic import training_length
+from osciformer.estimators.base import training_length
 
-from .toy import TINY, two_levels
+from .toy import TINY, make, two_levels
 
 
 @given(st.integers(1, 10**7))
@@ -28,7 +28,7 @@ def test_what_is_given_stays(patience):
 
 
 def test_an_estimator_follows_the_number_of_training_series():
-    model = OsciFormerClassifier(**{**TINY, "batch_size": "auto", "max_epochs": "auto"})
+    model = make(OsciFormerClassifier, **{**TINY, "batch_size": "auto", "max_epochs": "auto"})
     assert model._train_config(0, 40).max_epochs == 120
     assert model._train_config(0, 3600).batch_size == 64
     model.set_params(max_epochs=1).fit(two_levels(20))

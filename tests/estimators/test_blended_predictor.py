@@ -17,13 +17,14 @@ from osciformer.events.neural import BlendedEventProcess, NeuralEventProcess
 from osciformer.train import EventSource, TrainingInterrupted
 
 from .test_event_predictor import NAMES, TINY, same_weights, taking_turns
+from .toy import make
 
 BLENDED = {**TINY, "blend_with": ("renewal", "repeat"), "validation_fraction": 0.25}
 
 
 @pytest.fixture(scope="module")
 def fitted() -> OsciFormerEventPredictor:
-    return OsciFormerEventPredictor(**{**BLENDED, "blend_with": "auto"}).fit(taking_turns(48))
+    return make(OsciFormerEventPredictor, **{**BLENDED, "blend_with": "auto"}).fit(taking_turns(48))
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +42,7 @@ def test_weights_are_named_and_better_than_the_network(fitted: Any) -> None:
     # The history is that of the network, two epochs of which have learned little.
     assert log_likelihood(fitted.model_.network, kept).micro == pytest.approx(best, abs=1e-5)
     assert fitted.score(kept) > best + 0.02
-    alone = OsciFormerEventPredictor(**TINY).fit(taking_turns(16))
+    alone = make(OsciFormerEventPredictor, **TINY).fit(taking_turns(16))
     assert alone.blend_weights_ == {"network": 1.0}
 
 
@@ -89,10 +90,10 @@ def test_a_saved_blend_gives_the_same_bits(
 
 
 def test_clones_and_settings_of_json_are_the_same_model() -> None:
-    model = OsciFormerEventPredictor(**BLENDED)
+    model = make(OsciFormerEventPredictor, **BLENDED)
     assert clone(model).get_params() == model.get_params()
     events = taking_turns(24)
-    other = OsciFormerEventPredictor(**json.loads(json.dumps(BLENDED)))
+    other = make(OsciFormerEventPredictor, **json.loads(json.dumps(BLENDED)))
     assert other.blend_with == ["renewal", "repeat"]
     assert same_weights(model.fit(events), other.fit(events))
 
@@ -101,7 +102,7 @@ def test_ctrl_c_leaves_the_network_and_the_resumed_run_is_blended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings, events = {**BLENDED, "max_epochs": 3}, taking_turns(24)
-    whole = OsciFormerEventPredictor(**settings).fit(events)
+    whole = make(OsciFormerEventPredictor, **settings).fit(events)
     epoch = EventSource.epoch
 
     def interrupted(self: EventSource, number: int, **place: int) -> Any:
@@ -110,14 +111,14 @@ def test_ctrl_c_leaves_the_network_and_the_resumed_run_is_blended(
         return epoch(self, number, **place)
 
     monkeypatch.setattr(EventSource, "epoch", interrupted)
-    model = OsciFormerEventPredictor(**settings, run_dir=tmp_path)
+    model = make(OsciFormerEventPredictor, **settings, run_dir=tmp_path)
     with pytest.raises(TrainingInterrupted):
         model.fit(events)
     assert isinstance(model.model_, NeuralEventProcess)
     assert model.blend_weights_ == {"network": 1.0}
     assert np.isfinite(model.score(events))
     monkeypatch.setattr(EventSource, "epoch", epoch)
-    resumed = OsciFormerEventPredictor(**settings, run_dir=tmp_path, resume=True).fit(events)
+    resumed = make(OsciFormerEventPredictor, **settings, run_dir=tmp_path, resume=True).fit(events)
     assert same_weights(resumed, whole)
     assert resumed.blend_weights_ == whole.blend_weights_
 
@@ -127,7 +128,7 @@ def test_one_type_and_own_validation_data() -> None:
         rng = np.random.default_rng(seed)
         return EventSequences.from_arrays([np.cumsum(rng.exponential(size=6))] * count)
 
-    model = OsciFormerEventPredictor(**{**TINY, "blend_with": "auto"})
+    model = make(OsciFormerEventPredictor, **{**TINY, "blend_with": "auto"})
     model.fit(one_type(12, 0), validation_data=one_type(4, 1))
     assert list(model.blend_weights_) == ["network", "renewal", "hawkes"]
     assert (model.predict(one_type(2, 2)).type_probability == 1.0).all()
@@ -146,7 +147,7 @@ def test_one_type_and_own_validation_data() -> None:
 def test_what_cannot_be_blended_is_refused_before_training(
     settings: dict[str, Any], error: type[Exception], message: str
 ) -> None:
-    model = OsciFormerEventPredictor(**{**BLENDED, **settings})
+    model = make(OsciFormerEventPredictor, **{**BLENDED, **settings})
     with pytest.raises(error, match=message):
         model.fit(taking_turns(12))
     assert not hasattr(model, "model_")
@@ -154,5 +155,5 @@ def test_what_cannot_be_blended_is_refused_before_training(
 
 def test_random_generators_are_left_alone() -> None:
     state = torch.get_rng_state()
-    OsciFormerEventPredictor(**BLENDED).fit(taking_turns(16))
+    make(OsciFormerEventPredictor, **BLENDED).fit(taking_turns(16))
     assert torch.equal(torch.get_rng_state(), state)

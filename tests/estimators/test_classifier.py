@@ -8,19 +8,19 @@ import numpy as np
 import pytest
 import torch
 
+from osciformer.config import SERIES_BACKBONE_DEFAULTS
 from osciformer.estimators import OsciFormerClassifier, load_estimator
-from osciformer.estimators.supervised import OSCIFORMER_DEFAULTS
 from osciformer.saving import ModelFileError
-from osciformer.train import TrainingInterrupted, scores
+from osciformer.train import TrainingInterrupted
 from osciformer.train.run_folder import CheckpointError
 
-from .toy import TINY, frequencies, two_levels
+from .toy import TINY, frequencies, make, two_levels
 
 
 @pytest.fixture(scope="module")
 def fitted() -> OsciFormerClassifier:
     settings = {**TINY, "max_epochs": 8, "learning_rate": 0.02}
-    return OsciFormerClassifier(**settings).fit(two_levels(80))
+    return make(OsciFormerClassifier, **settings).fit(two_levels(80))
 
 
 def test_classes_that_differ_in_level_are_told_apart(fitted: OsciFormerClassifier) -> None:
@@ -30,7 +30,7 @@ def test_classes_that_differ_in_level_are_told_apart(fitted: OsciFormerClassifie
 def test_classes_that_differ_in_frequency_are_told_apart() -> None:
     settings = {**TINY, "dim": 16, "num_heads": 2, "max_epochs": 6, "learning_rate": 0.01}
     settings |= {"dropout": 0.0, "observation_dropout": 0.0, "batch_size": 32}
-    model = OsciFormerClassifier(**settings).fit(frequencies(160))
+    model = make(OsciFormerClassifier, **settings).fit(frequencies(160))
     assert model.score(frequencies(60, seed=1)) > 0.9
 
 
@@ -60,9 +60,9 @@ def test_order_and_company_of_series_do_not_matter(fitted: OsciFormerClassifier)
 
 def test_same_random_state_gives_the_same_bits() -> None:
     X = two_levels(40)
-    first, second = (OsciFormerClassifier(**TINY).fit(X) for _ in range(2))
+    first, second = (make(OsciFormerClassifier, **TINY).fit(X) for _ in range(2))
     assert (first.predict_proba(X) == second.predict_proba(X)).all()
-    other = OsciFormerClassifier(**{**TINY, "random_state": 1}).fit(X)
+    other = make(OsciFormerClassifier, **{**TINY, "random_state": 1}).fit(X)
     assert (first.predict_proba(X) != other.predict_proba(X)).any()
 
 
@@ -88,7 +88,7 @@ def test_defaults_of_the_backbone_are_part_of_the_saved_model(
     from osciformer.saving import load_model, save_model
 
     saved = load_model(fitted.save(tmp_path / "model"))
-    assert saved.content["model"]["backbone_options"] == dict(OSCIFORMER_DEFAULTS)
+    assert saved.content["model"]["backbone_options"] == dict(SERIES_BACKBONE_DEFAULTS)
     # A file from before these defaults names none of them, and means those of the layer.
     older = {**saved.content, "model": {**saved.content["model"], "backbone_options": {}}}
     save_model(tmp_path / "older", older, saved.weights)
@@ -103,88 +103,38 @@ def test_statistics_are_part_of_the_saved_model(tmp_path: Path) -> None:
 
     X = two_levels(20, seed=2)
     kinds = ("std", "age", "first", "count")
-    model = OsciFormerClassifier(**TINY, statistics=kinds, weight_averaging=0.5).fit(X)
+    model = make(OsciFormerClassifier, **TINY, statistics=kinds, weight_averaging=0.5).fit(X)
     again = load_estimator(model.save(tmp_path / "model"))
     assert (again.predict_proba(X) == model.predict_proba(X)).all()  # type: ignore[attr-defined]
-    assert again.model_.config.statistics == again.get_params()["statistics"] == kinds
-    assert again.get_params()["weight_averaging"] == 0.5
+    assert again.model_.config.statistics == again.settings()["statistics"] == kinds
+    assert again.settings()["weight_averaging"] == 0.5
     # A file from before they had names means the ones of then, whatever the default is now.
     then = ("last", "mean", "min", "max", "rise", "count")
-    model = OsciFormerClassifier(**TINY, statistics=then).fit(X)
+    model = make(OsciFormerClassifier, **TINY, statistics=then).fit(X)
     saved = load_model(model.save(tmp_path / "model"))
     content = {**saved.content, "model": dict(saved.content["model"])}
     content["params"] = dict(content["params"])
-    for name in ("statistics", "weight_averaging"):
-        del content["params"][name]
+    content["params"]["model_options"] = None
     del content["model"]["statistics"]
     save_model(tmp_path / "older", content, saved.weights)
     older: Any = load_estimator(tmp_path / "older")
     assert (older.predict_proba(X) == model.predict_proba(X)).all()
 
 
-def test_foresight_is_a_part_of_training_and_of_the_saved_model(tmp_path: Path) -> None:
-    from osciformer.saving import load_model, save_model
-
-    X = two_levels(20, seed=2)
-    model, other, without = (
-        OsciFormerClassifier(**TINY, foresight=weight).fit(X) for weight in (0.5, 3.0, 0)
-    )
-    assert (model.predict_proba(X) != other.predict_proba(X)).any()
-    assert (model.predict_proba(X) != without.predict_proba(X)).any()
-    assert without.model_.foresight is None
-    again: Any = load_estimator(model.save(tmp_path / "model"))
-    assert (again.predict_proba(X) == model.predict_proba(X)).all()
-    assert again.get_params()["foresight"] == again.model_.config.foresight == 0.5
-    # Files from before there was any name none, and have no weights for it.
-    saved = load_model(without.save(tmp_path / "model"))
-    content = {**saved.content, "model": dict(saved.content["model"])}
-    content["params"] = dict(content["params"])
-    del content["params"]["foresight"], content["model"]["foresight"]
-    save_model(tmp_path / "older", content, saved.weights)
-    older: Any = load_estimator(tmp_path / "older")
-    assert older.model_.foresight is None
-    assert (older.predict_proba(X) == without.predict_proba(X)).all()
-
-
-def test_run_from_before_foresight_goes_on_without_it(tmp_path: Path) -> None:
-    X = two_levels(24)
-    settings = {**TINY, "run_dir": tmp_path, "resume": True}
-    OsciFormerClassifier(**settings).fit(X)
-    checkpoint = torch.load(tmp_path / "last.ckpt", weights_only=True)
-    del checkpoint["osciformer.setup"]["foresight"]
-    torch.save(checkpoint, tmp_path / "last.ckpt")
-    with pytest.raises(CheckpointError, match=r"settings: foresight was 0\.0, is 0\.5\. Use"):
-        OsciFormerClassifier(**settings, foresight=0.5).fit(X)
-    assert OsciFormerClassifier(**settings).fit(X).n_iter_ == 2
-
-
-@pytest.mark.parametrize(
-    ("settings", "is_latest"),
-    [
-        ({"monitor": "auroc"}, False),
-        ({"monitor": "auroc", "keep_latest": True}, True),
-        ({"monitor": "loss", "keep_latest": True}, True),
-    ],
-    ids=str,
-)
-def test_the_latest_epoch_is_kept_if_that_is_asked_for(
-    settings: dict[str, Any], is_latest: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # So large an error that all epochs are as good as the best, which is the first: the labels of
-    # validation are those of training turned around.
-    monkeypatch.setattr(scores, "class_errors", lambda *_: {"auroc": 1.0, "loss": 100.0})
+def test_the_best_epoch_is_kept() -> None:
+    # The first is the best: the labels of validation are those of training turned around.
     X, other = two_levels(40), two_levels(20, seed=1)
     turned = np.where(other.labels == "a", "b", "a")
-    model = OsciFormerClassifier(**{**TINY, "max_epochs": 6, "weight_averaging": 0.0}, **settings)
-    model.fit(X, validation_data=(other, turned))
-    assert (model.best_epoch_, model.n_iter_) == (5 if is_latest else 0, 6)
+    model = make(OsciFormerClassifier, **{**TINY, "max_epochs": 6, "weight_averaging": 0.0})
+    model.set_params(train_options__monitor="auroc").fit(X, validation_data=(other, turned))
+    assert (model.best_epoch_, model.n_iter_) == (0, 6)
 
 
 def test_average_of_the_weights_is_kept_by_default() -> None:
     X = two_levels(40)
-    kept = OsciFormerClassifier(**TINY).fit(X)
-    raw = OsciFormerClassifier(**TINY, weight_averaging=0.0).fit(X)
-    assert kept.weight_averaging == 0.99
+    kept = make(OsciFormerClassifier, **TINY).fit(X)
+    raw = make(OsciFormerClassifier, **TINY, weight_averaging=0.0).fit(X)
+    assert kept.settings()["weight_averaging"] == 0.99
     assert [row["train_loss"] for row in kept.history_] == [r["train_loss"] for r in raw.history_]
     assert [row["val_loss"] for row in kept.history_] != [r["val_loss"] for r in raw.history_]
 
@@ -205,7 +155,7 @@ def test_defaults_of_the_backbone_give_way(
     settings: dict[str, Any], expected: dict[str, Any]
 ) -> None:
     settings = {**TINY, "max_epochs": 1, **settings}
-    model = OsciFormerClassifier(**settings).fit(two_levels(20))
+    model = make(OsciFormerClassifier, **settings).fit(two_levels(20))
     assert model.model_.config.backbone_options == expected
 
 
@@ -229,14 +179,16 @@ def test_sample_weight_zero_is_as_good_as_absence() -> None:
     wrong = np.arange(40) < 20
     y[wrong] = np.where(y[wrong] == "a", "b", "a")
     settings = {**TINY, "max_epochs": 8, "learning_rate": 0.02, "validation_fraction": 0.0}
-    model = OsciFormerClassifier(**settings).fit(X, y, sample_weight=np.where(wrong, 0.0, 1.0))
+    model = make(OsciFormerClassifier, **settings).fit(
+        X, y, sample_weight=np.where(wrong, 0.0, 1.0)
+    )
     assert model.score(two_levels(40, seed=1)) > 0.8
 
 
 def test_class_weight_moves_the_probabilities() -> None:
     X = two_levels(60)
     shy, keen = (
-        OsciFormerClassifier(**TINY, class_weight={"b": weight}).fit(X).predict_proba(X)[:, 1]
+        make(OsciFormerClassifier, **TINY, class_weight={"b": weight}).fit(X).predict_proba(X)[:, 1]
         for weight in (0.1, 10.0)
     )
     assert (keen > shy).all()
@@ -245,19 +197,21 @@ def test_class_weight_moves_the_probabilities() -> None:
 def test_balanced_weights_follow_the_rare_class() -> None:
     X = two_levels(60)
     keep = (X.labels == "a") | (np.arange(60) < 12)
-    model = OsciFormerClassifier(**TINY, class_weight="balanced").fit(X[keep])
+    model = make(OsciFormerClassifier, **TINY, class_weight="balanced").fit(X[keep])
     assert model.classes_.tolist() == ["a", "b"]
 
 
 def test_validation_data_take_the_place_of_a_split() -> None:
     X, V = two_levels(30), two_levels(20, seed=1)
-    alone = OsciFormerClassifier(**TINY).fit(X, validation_data=V)
-    pair = OsciFormerClassifier(**TINY).fit(X, validation_data=(V.replace(labels=None), V.labels))
+    alone = make(OsciFormerClassifier, **TINY).fit(X, validation_data=V)
+    pair = make(OsciFormerClassifier, **TINY).fit(
+        X, validation_data=(V.replace(labels=None), V.labels)
+    )
     assert alone.history_[0]["val_loss"] == pair.history_[0]["val_loss"]
 
 
 def test_no_validation_at_all() -> None:
-    model = OsciFormerClassifier(**TINY, validation_fraction=0.0).fit(two_levels(20))
+    model = make(OsciFormerClassifier, **TINY, validation_fraction=0.0).fit(two_levels(20))
     assert "val_loss" not in model.history_[0]
 
 
@@ -266,8 +220,8 @@ def test_data_frame_is_read_by_its_layout() -> None:
     X = two_levels(24)
     frame = X.to_frame("pandas", id="who", time="hour")
     layout = {"id": "who", "time": "hour", "label": "label", "static": ["age", "height"]}
-    model = OsciFormerClassifier(**TINY, layout=layout).fit(frame)
-    plain = OsciFormerClassifier(**TINY).fit(X)
+    model = make(OsciFormerClassifier, **TINY, layout=layout).fit(frame)
+    plain = make(OsciFormerClassifier, **TINY).fit(X)
     assert (model.predict_proba(frame.drop(columns="label")) == plain.predict_proba(X)).all()
     assert model.score(frame) == plain.score(X)
 
@@ -275,7 +229,7 @@ def test_data_frame_is_read_by_its_layout() -> None:
 def test_list_of_pairs_is_enough() -> None:
     X = two_levels(20)
     pairs = [(one.times, one.values) for one in X]
-    model = OsciFormerClassifier(**TINY).fit(pairs, X.labels)
+    model = make(OsciFormerClassifier, **TINY).fit(pairs, X.labels)
     assert model.predict(pairs).shape == (20,)
 
 
@@ -288,7 +242,7 @@ def test_series_without_any_value_gets_a_prediction(fitted: OsciFormerClassifier
 @pytest.mark.parametrize("backbone", ["transformer", "gru_d"])
 def test_baselines_have_the_same_interface(backbone: str, tmp_path: Path) -> None:
     X = two_levels(20)
-    model = OsciFormerClassifier(**TINY, backbone=backbone).fit(X)
+    model = make(OsciFormerClassifier, **TINY, backbone=backbone).fit(X)
     again = OsciFormerClassifier.load(model.save(tmp_path / "model"))
     assert (again.predict_proba(X) == model.predict_proba(X)).all()
 
@@ -307,14 +261,14 @@ def test_interrupted_fit_can_be_used_and_continued(
             raise KeyboardInterrupt
         return step(self, batch, batch_idx)
 
-    model = OsciFormerClassifier(**settings)
+    model = make(OsciFormerClassifier, **settings)
     with monkeypatch.context() as patch:
         patch.setattr(TrainingModule, "training_step", interrupted)
         with pytest.raises(TrainingInterrupted):
             model.fit(X)
     assert model.n_iter_ == 2
     assert model.predict(X).shape == (40,)
-    whole = OsciFormerClassifier(**{**TINY, "max_epochs": 4}).fit(X)
+    whole = make(OsciFormerClassifier, **{**TINY, "max_epochs": 4}).fit(X)
     assert (model.fit(X).predict_proba(X) == whole.predict_proba(X)).all()
 
 
@@ -326,7 +280,6 @@ def test_interrupted_fit_can_be_used_and_continued(
         ({"pool": ("last",)}, r"pool was \['last', 'mean', 'max'\], is \['last'\]"),
         ({"weight_averaging": 0.0}, r"weight_averaging was 0\.99, is 0\.0"),
         ({"class_weight": "balanced"}, "class_weight was None, is 'balanced'"),
-        ({"foresight": 0.1}, r"foresight was 0\.0, is 0\.1"),
     ],
     ids=lambda item: next(iter(item)) if isinstance(item, dict) else "",
 )
@@ -335,13 +288,13 @@ def test_changed_settings_are_refused_on_resume(
 ) -> None:
     settings = {**TINY, "run_dir": resumable, "resume": True, **changed}
     with pytest.raises(CheckpointError, match=wanted):
-        OsciFormerClassifier(**settings).fit(two_levels(24))
+        make(OsciFormerClassifier, **settings).fit(two_levels(24))
 
 
 @pytest.fixture(scope="module")
 def resumable(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run")
-    OsciFormerClassifier(**TINY, run_dir=folder).fit(two_levels(24))
+    make(OsciFormerClassifier, **TINY, run_dir=folder).fit(two_levels(24))
     return folder
 
 

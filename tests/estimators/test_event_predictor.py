@@ -23,6 +23,8 @@ from osciformer.saving import ModelFileError
 from osciformer.train import EventSource
 from osciformer.train.run_folder import CheckpointError
 
+from .toy import make
+
 TINY: dict[str, Any] = {
     "dim": 8,
     "num_layers": 1,
@@ -61,7 +63,7 @@ LAYOUT = {"id": "user", "time": "at", "type": "what", "unit": "h"}
 @pytest.fixture(scope="module")
 def fitted() -> OsciFormerEventPredictor:
     settings = {**TINY, "max_epochs": 20, "batch_size": 32}
-    return OsciFormerEventPredictor(**settings).fit(taking_turns(64))
+    return make(OsciFormerEventPredictor, **settings).fit(taking_turns(64))
 
 
 @pytest.fixture
@@ -130,8 +132,8 @@ def test_predictions_as_a_table_have_names_and_ids(fitted: Any, new: EventSequen
 
 def test_frames_with_dates_give_dates() -> None:
     numbers, dates = taking_turns(24), as_frame(taking_turns(24), dates=True)
-    one = OsciFormerEventPredictor(**TINY).fit(numbers)
-    other = OsciFormerEventPredictor(**TINY, layout=LAYOUT).fit(dates)
+    one = make(OsciFormerEventPredictor, **TINY).fit(numbers)
+    other = make(OsciFormerEventPredictor, **TINY, layout=LAYOUT).fit(dates)
     assert other.time_unit_ == "h"
     assert other.score(dates) == pytest.approx(one.score(numbers), abs=1e-4)
     found = other.predict(dates)
@@ -179,7 +181,7 @@ def test_futures_are_seeded_and_named(fitted: Any, new: EventSequences) -> None:
 
 def test_futures_of_dates_are_dates() -> None:
     frame = as_frame(taking_turns(20), dates=True)
-    model = OsciFormerEventPredictor(**TINY, layout=LAYOUT).fit(frame)
+    model = make(OsciFormerEventPredictor, **TINY, layout=LAYOUT).fit(frame)
     last = frame.groupby("user", sort=False)["at"].max().to_numpy()
     until = last + np.timedelta64(2, "h")
     found = model.sample(frame, until=until, random_state=0)
@@ -206,10 +208,10 @@ def test_stream_answers_as_the_estimator(fitted: Any, new: EventSequences) -> No
 
 def test_same_seed_gives_the_same_bits_and_leaves_the_generators_alone() -> None:
     state = torch.get_rng_state()
-    one, two = (OsciFormerEventPredictor(**TINY).fit(taking_turns(24)) for _ in range(2))
+    one, two = (make(OsciFormerEventPredictor, **TINY).fit(taking_turns(24)) for _ in range(2))
     assert same_weights(one, two)
     assert torch.equal(torch.get_rng_state(), state)
-    three = OsciFormerEventPredictor(**{**TINY, "random_state": 1}).fit(taking_turns(24))
+    three = make(OsciFormerEventPredictor, **{**TINY, "random_state": 1}).fit(taking_turns(24))
     assert not same_weights(one, three)
 
 
@@ -217,7 +219,7 @@ def test_a_killed_run_goes_on_to_the_same_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = {**TINY, "max_epochs": 3}
-    whole = OsciFormerEventPredictor(**settings).fit(taking_turns(24))
+    whole = make(OsciFormerEventPredictor, **settings).fit(taking_turns(24))
     epoch = EventSource.epoch
 
     def dying(self: EventSource, number: int, **place: int) -> Any:
@@ -227,9 +229,9 @@ def test_a_killed_run_goes_on_to_the_same_bits(
 
     monkeypatch.setattr(EventSource, "epoch", dying)
     with pytest.raises(KeyError):
-        OsciFormerEventPredictor(**settings, run_dir=tmp_path).fit(taking_turns(24))
+        make(OsciFormerEventPredictor, **settings, run_dir=tmp_path).fit(taking_turns(24))
     monkeypatch.setattr(EventSource, "epoch", epoch)
-    resumed = OsciFormerEventPredictor(**settings, run_dir=tmp_path, resume=True)
+    resumed = make(OsciFormerEventPredictor, **settings, run_dir=tmp_path, resume=True)
     assert same_weights(resumed.fit(taking_turns(24)), whole)
     assert resumed.n_iter_ == 3
     with pytest.raises(CheckpointError, match="head was 'mixture', is 'decay'"):
@@ -238,7 +240,7 @@ def test_a_killed_run_goes_on_to_the_same_bits(
 
 def test_validation_data_stop_training_early() -> None:
     settings = {**TINY, "max_epochs": 30, "patience": 1, "learning_rate": 0.5}
-    model = OsciFormerEventPredictor(**settings)
+    model = make(OsciFormerEventPredictor, **settings)
     model.fit(taking_turns(24), validation_data=taking_turns(9, seed=2))
     assert model.n_iter_ < 30
     assert len(model.validation_index_) == 0
@@ -249,7 +251,7 @@ def test_validation_data_stop_training_early() -> None:
 
 def test_a_part_is_kept_for_validation() -> None:
     events = taking_turns(20)
-    model = OsciFormerEventPredictor(**{**TINY, "validation_fraction": 0.25}).fit(events)
+    model = make(OsciFormerEventPredictor, **{**TINY, "validation_fraction": 0.25}).fit(events)
     kept = events[model.validation_index_]
     assert len(kept) == 5
     best = model.history_[model.best_epoch_]["val_log_likelihood"]
@@ -258,7 +260,7 @@ def test_a_part_is_kept_for_validation() -> None:
 
 @pytest.mark.parametrize("head", ["softplus", "decay", "exponential"])
 def test_other_heads_train(head: str, new: EventSequences) -> None:
-    model = OsciFormerEventPredictor(**TINY, head=head).fit(taking_turns(24))
+    model = make(OsciFormerEventPredictor, **TINY, head=head).fit(taking_turns(24))
     found = model.log_likelihood(new)
     assert np.isfinite(found.micro)
     assert found.error < 1e-3
@@ -286,7 +288,7 @@ def test_saved_model_is_the_same(fitted: Any, new: EventSequences, tmp_path: Pat
 
 
 def test_clone_and_grid_search_take_sequences() -> None:
-    model = OsciFormerEventPredictor(**TINY, encoder_options={"context": 4})
+    model = make(OsciFormerEventPredictor, **TINY, encoder_options={"context": 4})
     assert clone(model).get_params() == model.get_params()
     assert repr(OsciFormerEventPredictor(dim=12)) == "OsciFormerEventPredictor(dim=12)"
     search = GridSearchCV(model, {"learning_rate": [1e-6, 0.02]}, cv=2).fit(taking_turns(30))
@@ -296,11 +298,11 @@ def test_clone_and_grid_search_take_sequences() -> None:
 
 def test_one_type_is_a_process_too() -> None:
     events = [(np.cumsum(np.ones(5)), np.zeros(5, int))] * 10
-    model = OsciFormerEventPredictor(**TINY).fit(events)
+    model = make(OsciFormerEventPredictor, **TINY).fit(events)
     found = model.predict(events)
     assert (found.type_probability == 1.0).all()
     table = pd.DataFrame({"id": [1, 1, 2, 2], "time": [0.0, 1.0, 0.0, 2.0]})
-    model = OsciFormerEventPredictor(**TINY, layout={"type": None}).fit(table)
+    model = make(OsciFormerEventPredictor, **TINY, layout={"type": None}).fit(table)
     assert model.predict(table).type_names == ("0",)
 
 
@@ -332,7 +334,7 @@ def test_types_are_matched_by_name(fitted: Any, new: EventSequences) -> None:
 )  # fmt: skip
 def test_bad_training_data_are_named(X: Any, error: type, message: str) -> None:
     with pytest.raises(error, match=message):
-        OsciFormerEventPredictor(**TINY).fit(X)
+        make(OsciFormerEventPredictor, **TINY).fit(X)
 
 
 @pytest.mark.parametrize(
@@ -349,7 +351,7 @@ def test_bad_training_data_are_named(X: Any, error: type, message: str) -> None:
 )
 def test_bad_settings_are_named(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        OsciFormerEventPredictor(**{**TINY, **settings}).fit(taking_turns(12))
+        make(OsciFormerEventPredictor, **{**TINY, **settings}).fit(taking_turns(12))
 
 
 def test_data_that_do_not_fit_are_refused(fitted: Any, new: EventSequences) -> None:
@@ -363,6 +365,6 @@ def test_data_that_do_not_fit_are_refused(fitted: Any, new: EventSequences) -> N
     with pytest.raises(NotFittedError, match="not fitted; call fit"):
         OsciFormerEventPredictor().predict(new)
     table = as_frame(taking_turns(12))
-    model = OsciFormerEventPredictor(**TINY, layout=LAYOUT).fit(table)
+    model = make(OsciFormerEventPredictor, **TINY, layout=LAYOUT).fit(table)
     with pytest.raises(ValueError, match="'what' has types that are not known, 'hold'"):
         model.predict(table.replace({"what": {"sell": "hold"}}))

@@ -9,14 +9,14 @@ import pytest
 from osciformer.data import IrregularSeries, TimeAxis
 from osciformer.estimators import OsciFormerForecaster, load_estimator
 
-from .toy import TINY, decays
+from .toy import TINY, decays, make
 
 SETTINGS: dict[str, Any] = {**TINY, "max_epochs": 12, "learning_rate": 0.03, "dropout": 0.0}
 
 
 @pytest.fixture(scope="module")
 def fitted() -> OsciFormerForecaster:
-    return OsciFormerForecaster(**SETTINGS, covariates=("noise",)).fit(decays(80))
+    return make(OsciFormerForecaster, **SETTINGS, covariates=("noise",)).fit(decays(80))
 
 
 def test_decay_is_forecast_better_than_by_the_last_value(fitted: OsciFormerForecaster) -> None:
@@ -89,7 +89,7 @@ def test_dates_can_be_asked(fitted: OsciFormerForecaster) -> None:
     axis = TimeAxis("datetime", unit="d", resolution="s", origin="series")
     start = np.datetime64("2024-01-01", "s").astype(np.int64)
     dated = X.replace(time_axis=axis, origins=np.full(20, start))
-    model = OsciFormerForecaster(**TINY).fit(dated)
+    model = make(OsciFormerForecaster, **TINY).fit(dated)
     dates = np.array(["2024-01-06", "2024-01-07"], dtype="datetime64[D]")
     assert np.asarray(model.predict(dated, dates)) == pytest.approx(
         np.asarray(model.predict(dated, [5.0, 6.0])), abs=1e-5
@@ -110,8 +110,8 @@ def switches(count: int, seed: int) -> IrregularSeries:
 
 def test_covariate_that_is_known_ahead_is_seen_ahead() -> None:
     X, future = switches(60, 0), switches(30, 1)
-    known = OsciFormerForecaster(**SETTINGS, known_covariates=("switch",), horizon=2.0).fit(X)
-    blind = OsciFormerForecaster(**SETTINGS, covariates=("switch",), horizon=2.0).fit(X)
+    known = make(OsciFormerForecaster, **SETTINGS, known_covariates=("switch",), horizon=2.0).fit(X)
+    blind = make(OsciFormerForecaster, **SETTINGS, covariates=("switch",), horizon=2.0).fit(X)
     assert known.score(future) > blind.score(future) + 0.1
 
 
@@ -122,15 +122,15 @@ def test_covariate_that_is_known_ahead_is_seen_ahead() -> None:
         ({"quantiles": (0.5, 0.5)}, "must rise between 0 and 1"),
         ({"covariates": ("weather",)}, r"covariates names \['weather'\], which X lacks"),
         ({"covariates": ("level", "noise")}, "at least one must be left to predict"),
-        ({"horizon": -1.0}, "horizon must be positive and finite; got -1.0"),
+        ({"horizon": -1.0}, "horizon must be positive and finite, or None; got -1.0"),
     ],
 )
 def test_bad_settings_are_named(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        OsciFormerForecaster(**{**TINY, **settings}).fit(decays(10))
+        make(OsciFormerForecaster, **{**TINY, **settings}).fit(decays(10))
 
 
 def test_single_observations_cannot_be_forecast() -> None:
     X = IrregularSeries.from_arrays([[0.0], [1.0]], [[1.0], [2.0]])
     with pytest.raises(ValueError, match="most series have one time only"):
-        OsciFormerForecaster(**TINY, validation_fraction=0.0).fit(X)
+        make(OsciFormerForecaster, **TINY, validation_fraction=0.0).fit(X)

@@ -9,7 +9,7 @@ import pytest
 from osciformer.data import IrregularSeries
 from osciformer.estimators import OsciFormerImputer
 
-from .toy import TINY
+from .toy import TINY, make
 
 
 def twins(count: int, seed: int = 0, *, missing: float = 0.3) -> IrregularSeries:
@@ -27,7 +27,7 @@ def twins(count: int, seed: int = 0, *, missing: float = 0.3) -> IrregularSeries
 @pytest.fixture(scope="module")
 def fitted() -> OsciFormerImputer:
     settings: dict[str, Any] = {**TINY, "max_epochs": 12, "learning_rate": 0.02, "dropout": 0.0}
-    return OsciFormerImputer(**settings).fit(twins(80))
+    return make(OsciFormerImputer, **settings).fit(twins(80))
 
 
 def test_missing_values_are_found_better_than_on_straight_lines(fitted: OsciFormerImputer) -> None:
@@ -58,16 +58,16 @@ def test_any_time_can_be_asked(fitted: OsciFormerImputer) -> None:
 
 def test_covariates_are_left_alone() -> None:
     X = twins(20)
-    model = OsciFormerImputer(**TINY, covariates=("feature_1",)).fit(X)
+    model = make(OsciFormerImputer, **TINY, covariates=("feature_1",)).fit(X)
     filled = model.transform(X)
     assert not np.isnan(filled.values[:, 0]).any()
     assert np.array_equal(filled.values[:, 1], X.values[:, 1], equal_nan=True)
 
 
 def test_each_epoch_hides_other_values() -> None:
-    model = OsciFormerImputer(**{**TINY, "max_epochs": 1}).fit(twins(20))
+    model = make(OsciFormerImputer, **{**TINY, "max_epochs": 1}).fit(twins(20))
     X = twins(5)
-    draw = model._training_draw()
+    draw = model._make_draw(X)
     first, second = (draw(X, np.random.default_rng(seed))[1] for seed in (0, 1))
     assert not first.equals(second)
 
@@ -79,5 +79,5 @@ def test_saved_model_fills_the_same_bits(fitted: OsciFormerImputer, tmp_path: Pa
 
 
 def test_bad_fraction_is_named() -> None:
-    with pytest.raises(ValueError, match=r"hidden_fraction must lie between 0 and 1; got 1.0"):
-        OsciFormerImputer(**TINY, hidden_fraction=1.0).fit(twins(10))
+    with pytest.raises(ValueError, match=r"hidden_fraction must be between 0 and 1; got 1.0"):
+        make(OsciFormerImputer, **TINY, hidden_fraction=1.0).fit(twins(10))

@@ -8,7 +8,7 @@ import pytest
 from osciformer.data import IrregularSeries
 from osciformer.estimators import OsciFormerRegressor
 
-from .toy import TINY, two_levels
+from .toy import TINY, make, two_levels
 
 
 def levels(count: int, seed: int = 0) -> IrregularSeries:
@@ -21,7 +21,7 @@ def levels(count: int, seed: int = 0) -> IrregularSeries:
 @pytest.fixture(scope="module")
 def fitted() -> OsciFormerRegressor:
     settings = {**TINY, "max_epochs": 12, "learning_rate": 0.02, "dropout": 0.0}
-    return OsciFormerRegressor(**settings, observation_dropout=0.0).fit(levels(80))
+    return make(OsciFormerRegressor, **settings, observation_dropout=0.0).fit(levels(80))
 
 
 def test_level_of_a_series_is_found(fitted: OsciFormerRegressor) -> None:
@@ -41,39 +41,27 @@ def test_saved_model_predicts_the_same_bits(fitted: OsciFormerRegressor, tmp_pat
     assert (again.predict(X) == fitted.predict(X)).all()
 
 
-def test_foresight_is_a_second_aim_of_regression_too() -> None:
-    X = levels(20)
-    plain, keen = (OsciFormerRegressor(**TINY, foresight=weight).fit(X) for weight in (0, 4.0))
-    assert plain.model_.foresight is None
-    assert (plain.predict(X) != keen.predict(X)).any()
-    # The losses of the history are those of the targets: of the same weights, they are the same.
-    still = {**TINY, "max_epochs": 1, "batch_size": 20, "learning_rate": 1e-12}
-    still |= {"dropout": 0.0, "observation_dropout": 0.0, "validation_fraction": 0.0}
-    shy, keen = (OsciFormerRegressor(**still, foresight=weight).fit(X) for weight in (0.1, 4.0))
-    assert keen.history_[0]["train_loss"] == pytest.approx(shy.history_[0]["train_loss"])
-
-
 @pytest.mark.parametrize("criterion", ["huber", "mse"])
 def test_several_targets(criterion: str) -> None:
     X = levels(20)
     y = np.stack([X.labels, -X.labels], axis=1)
-    model = OsciFormerRegressor(**TINY, criterion=criterion).fit(X, y)
+    model = make(OsciFormerRegressor, **TINY, criterion=criterion).fit(X, y)
     assert model.predict(X).shape == (20, 2)
 
 
 def test_constant_target_is_predicted_near_its_value() -> None:
     X = levels(20)
-    model = OsciFormerRegressor(**TINY).fit(X, np.full(20, 7.0))
+    model = make(OsciFormerRegressor, **TINY).fit(X, np.full(20, 7.0))
     assert model.predict(X) == pytest.approx(7.0, abs=2.0)
 
 
 def test_text_targets_are_refused() -> None:
     with pytest.raises(TypeError, match=r"takes numbers as y.*Use OsciFormerClassifier"):
-        OsciFormerRegressor(**TINY).fit(two_levels(10))
+        make(OsciFormerRegressor, **TINY).fit(two_levels(10))
 
 
 def test_missing_targets_are_named() -> None:
     y = np.ones(10)
     y[[2, 5]] = np.nan
     with pytest.raises(ValueError, match=r"it is at 2, 5 \(2 of 10\)"):
-        OsciFormerRegressor(**TINY).fit(two_levels(10), y)
+        make(OsciFormerRegressor, **TINY).fit(two_levels(10), y)

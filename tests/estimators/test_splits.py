@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from osciformer.estimators.splits import random_split, stratified_split
+from osciformer.estimators.base import split
 
 
 @given(
@@ -16,7 +16,7 @@ def test_parts_are_disjoint_sorted_and_complete(
     classes: list[int], fraction: float, seed: int
 ) -> None:
     labels = np.array(classes)
-    train, validation = stratified_split(labels, fraction, np.random.default_rng(seed))
+    train, validation = split(labels, fraction, np.random.default_rng(seed))
     assert sorted([*train, *validation]) == list(range(len(labels)))
     assert (np.diff(train) > 0).all()
     assert (np.diff(validation) > 0).all()
@@ -25,10 +25,10 @@ def test_parts_are_disjoint_sorted_and_complete(
 
 def test_each_class_gives_its_share() -> None:
     labels = np.array([0] * 100 + [1] * 20)
-    _, validation = stratified_split(labels, 0.2, np.random.default_rng(0))
+    _, validation = split(labels, 0.2, np.random.default_rng(0))
     assert np.bincount(labels[validation]).tolist() == [20, 4]
 
 
 def test_zero_leaves_all_for_training() -> None:
-    train, validation = random_split(5, 0.0, np.random.default_rng(0))
+    train, validation = split(np.zeros(5, dtype=np.int64), 0.0, np.random.default_rng(0))
     assert (len(train), len(validation)) == (5, 0)

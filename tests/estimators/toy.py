@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from osciformer.config import estimator_arguments, estimator_settings
 from osciformer.data import IrregularSeries
 
 TINY: dict[str, Any] = {
@@ -17,6 +18,14 @@ TINY: dict[str, Any] = {
     "accelerator": "cpu",
     "random_state": 0,
 }
+
+
+def make(kind: Any, **given: Any) -> Any:
+    """Return an estimator with settings where they belong: keywords, or options."""
+    known = estimator_settings(kind.task)
+    settings = {name: value for name, value in given.items() if name in known}
+    others = {name: value for name, value in given.items() if name not in known}
+    return kind(**others, **estimator_arguments(kind.task, settings))
 
 
 def two_levels(count: int, seed: int = 0, *, missing: float = 0.2) -> IrregularSeries:

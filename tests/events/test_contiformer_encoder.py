@@ -9,8 +9,8 @@ import pytest
 import torch
 from scipy.integrate import solve_ivp
 
+from osciformer.baselines import contiformer
 from osciformer.events import EventSequences
-from osciformer.events.neural.baselines import contiformer
 
 from .event_cases import padded
 from .test_neural_baselines import EVENTS, small, some_gaps

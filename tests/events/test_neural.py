@@ -294,7 +294,7 @@ def test_gaps_of_a_batch_start_with_zero() -> None:
 )
 def test_bad_settings_are_named(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        EventModelConfig(**settings)
+        make_event_model(EventModelConfig(**settings))
 
 
 def test_a_process_is_one_even_without_training() -> None:

@@ -12,6 +12,8 @@ import torch
 from scipy.integrate import solve_ivp
 
 from osciformer._types import Tensor
+from osciformer.baselines import BASELINE_MODELS
+from osciformer.baselines.event_encoders import GapFlow
 from osciformer.events import (
     EventBatch,
     EventSequences,
@@ -22,9 +24,8 @@ from osciformer.events import (
     simulate_hawkes,
 )
 from osciformer.events.neural import EventModelConfig, NeuralEventProcess, make_event_model
-from osciformer.events.neural.baselines import BASELINE_ENCODERS, BASELINE_MODELS
-from osciformer.events.neural.baselines.ode_rnn import GapFlow
 from osciformer.events.neural.encoder import gaps_of
+from osciformer.models.backbones import backbone_names
 
 from . import test_process as laws
 from .event_cases import padded, random_events
@@ -342,13 +343,21 @@ def test_mtan_is_attention_of_times_to_times() -> None:
 
 
 def test_options_that_an_encoder_does_not_have_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"\['steps'\].*num_steps"):
-        make_event_model(EventModelConfig(2, "ode_rnn", encoder_options={"steps": 3}))
+    with pytest.raises(ValueError, match="'steps'; did you mean 'num_steps'"):
+        make_event_model(
+            EventModelConfig(num_types=2, encoder="ode_rnn", encoder_options={"steps": 3})
+        )
     with pytest.raises(ValueError, match="gaps_per_unit must be positive"):
-        make_event_model(EventModelConfig(2, "contiformer", encoder_options={"gaps_per_unit": 0}))
-    model = make_event_model(EventModelConfig(2, "ode_rnn", encoder_options={"num_steps": 3}))
+        make_event_model(
+            EventModelConfig(
+                num_types=2, encoder="contiformer", encoder_options={"gaps_per_unit": 0}
+            )
+        )
+    model = make_event_model(
+        EventModelConfig(num_types=2, encoder="ode_rnn", encoder_options={"num_steps": 3})
+    )
     assert model.encoder.flow.num_steps == 3
-    assert set(BASELINE_ENCODERS) == set(BASELINE_MODELS)
+    assert set(backbone_names("events")) == {"osciformer", *BASELINE_MODELS}
 
 
 @cache

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from osciformer.baselines import BASELINE_MODELS
 from osciformer.events import (
     EventSequences,
     HawkesProcess,
@@ -16,7 +17,6 @@ from osciformer.events import (
     predict_next,
 )
 from osciformer.events.neural import BlendedEventProcess, EventModelConfig, make_event_model
-from osciformer.events.neural.baselines import BASELINE_MODELS
 
 pytestmark = pytest.mark.gpu
 

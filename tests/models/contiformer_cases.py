@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from osciformer.models.baselines import ContiFormerAttention, VectorField
+from osciformer.baselines import ContiFormerAttention, VectorField
 
 HEADS, CHANNELS = 2, 2
 WIDTH = HEADS * CHANNELS

@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from osciformer.baselines import GRUD, DotProductAttention, TimeTransformer
+from osciformer.baselines.gru_d import DecayRecurrence
 from osciformer.models import Backbone, SeriesModelConfig
-from osciformer.models.baselines import GRUD, DotProductAttention, TimeTransformer
-from osciformer.models.baselines.gru_d import DecayRecurrence
-from osciformer.models.factory import make_backbone
+from osciformer.models.backbones import make_backbone
 from osciformer.nn.encoder import EncoderBlock
 from osciformer.testing import (
     assert_batch_order_invariant,
@@ -204,9 +204,9 @@ def test_recurrent_dropout_is_one_mask_for_all_steps_and_off_in_evaluation():
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: GRUD(3, direction="both"), "direction must be one of causal, bidirectional"),
+        (lambda: GRUD(3, direction="both"), "direction must be one of 'causal', 'bidirectional'"),
         (lambda: TimeTransformer(3, dim=7), "dim must be even"),
-        (lambda: DotProductAttention(8, 3), "dim must be a multiple of num_heads"),
+        (lambda: DotProductAttention(8, 3), "dim must be a positive multiple of num_heads"),
     ],
     ids=["direction", "odd", "heads"],
 )

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from osciformer.models.baselines import ContiFormerAttention, contiformer_attention
+from osciformer.baselines import ContiFormerAttention, contiformer_attention
 from osciformer.testing import (
     assert_batch_order_invariant,
     assert_causal,
@@ -213,13 +213,13 @@ def test_times_in_double_precision_are_used_as_such():
 
 
 BAD_SETTINGS = {
-    "query": ("spline", "query must be one of hermite, linear; got 'spline'"),
-    "direction": ("both", "direction must be one of causal, bidirectional"),
-    "quadrature": ("simpson", "quadrature must be one of gauss, trapezoid"),
-    "solver": ("euler", "solver must be one of rk4, torchdiffeq"),
-    "method": ("euler", "method must be one of rk4, dopri5"),
-    "vector_field": ("deep", "vector_field must be one of linear, mlp"),
-    "activation": ("relu", "activation must be one of sigmoid, softplus, tanh"),
+    "query": ("spline", "query must be one of 'hermite', 'linear'; got 'spline'"),
+    "direction": ("both", "direction must be one of 'causal', 'bidirectional'"),
+    "quadrature": ("simpson", "quadrature must be one of 'gauss', 'trapezoid'"),
+    "solver": ("euler", "solver must be one of 'rk4', 'torchdiffeq'"),
+    "method": ("euler", "method must be one of 'rk4', 'dopri5'"),
+    "vector_field": ("deep", "vector_field must be one of 'linear', 'mlp'"),
+    "activation": ("relu", "activation must be one of 'sigmoid', 'softplus', 'tanh'"),
     "num_nodes": (0, "num_nodes must be at least 1; got 0"),
     "step": (0.0, r"step must lie in \(0, 2\]"),
     "adjoint": (True, "need solver='torchdiffeq'"),

@@ -12,7 +12,7 @@ from scipy.integrate import quad, solve_ivp
 from scipy.interpolate import CubicHermiteSpline
 from torch import Tensor
 
-from osciformer.models.baselines import VectorField, contiformer_attention
+from osciformer.baselines import VectorField, contiformer_attention
 from osciformer.testing import irregular_batch, relative_error
 
 from .contiformer_cases import (

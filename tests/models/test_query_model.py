@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from osciformer.models import QueryModel, QueryModelConfig
-from osciformer.models.anchors import find_anchors
-from osciformer.models.carry import AgeScale
+from osciformer.models.forward_fill import AgeScale, baseline_prediction
 
 from .task_batches import FEATURES, STATIC, make_batch, pad_with_garbage, take
 
@@ -140,8 +139,10 @@ def test_an_untrained_model_says_about_what_the_simple_method_says(direction):
     batch.query_times[:, 5] = 1e3
     expected = interpolated_by_hand(batch, direction)
     options = {"direction": direction, "age_scale": AgeScale()}
-    anchors = find_anchors(batch.values, batch.times, batch.query_times, batch.mask, **options)
-    torch.testing.assert_close(anchors.base, expected)
+    baseline = baseline_prediction(
+        batch.values, batch.times, batch.query_times, batch.mask, **options
+    )
+    torch.testing.assert_close(baseline.base, expected)
     median = make(direction=direction)(batch)[..., 2]
     assert (median - expected).abs().max() < 0.05
 
@@ -150,7 +151,7 @@ def test_the_level_of_a_forecast_is_the_mean_so_far():
     values, times = torch.tensor([[[1.0], [NAN], [4.0]]]), torch.tensor([[0.0, 1.0, 2.0]])
     asked, mask = torch.tensor([[-1.0, 1.5, 2.0]]), torch.ones(1, 3, dtype=torch.bool)
     options = {"direction": "causal", "age_scale": AgeScale()}
-    level = find_anchors(values, times, asked, mask, **options).level
+    level = baseline_prediction(values, times, asked, mask, **options).level
     torch.testing.assert_close(level.flatten(), torch.tensor([0.0, 1.0, 2.5]))
 
 

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
+from osciformer.config import Statistic
 from osciformer.models import SeriesModel, SeriesModelConfig
-from osciformer.models.carry import AgeScale
-from osciformer.models.pooling import pool_states, summarise_series
-from osciformer.models.task_config import Statistic
+from osciformer.models.forward_fill import AgeScale
+from osciformer.models.task_models import pool_states, summarise_series
 from osciformer.nn.parameters import parameter_groups
 
 from .task_batches import FEATURES, STATIC, make_batch, pad_with_garbage, take

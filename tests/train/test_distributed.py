@@ -64,9 +64,9 @@ def test_average_of_pieces_is_that_of_the_whole(results: dict[str, Any]) -> None
 
 
 @pytest.mark.dist
-def test_foresight_of_two_processes_is_that_of_one(results: dict[str, Any]) -> None:
-    weights, losses = results["one-0"]["foresight"]
+def test_process_with_a_single_row_takes_part(results: dict[str, Any]) -> None:
+    weights, losses = results["one-0"]["single_row"]
     for rank in (0, 1):
         torch.testing.assert_close(
-            results[f"two-{rank}"]["foresight"], (weights, losses), rtol=1e-4, atol=1e-5
+            results[f"two-{rank}"]["single_row"], (weights, losses), rtol=1e-4, atol=1e-5
         )

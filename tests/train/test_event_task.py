@@ -21,7 +21,7 @@ from osciformer.events import (
 )
 from osciformer.events.neural import EventModelConfig, make_event_model
 from osciformer.train import EventLikelihood, EventSource, FitResult, TrainConfig, fit
-from osciformer.train.tasks import HIGHER_IS_BETTER
+from osciformer.train.tasks import HIGHER_IS_BETTER, Scores
 
 CONFIG = TrainConfig(max_epochs=3, batch_size=8, learning_rate=0.02, accelerator="cpu")
 
@@ -72,7 +72,7 @@ def test_loss_is_the_sum_over_scored_events_and_their_number() -> None:
 
 def test_metrics_are_those_of_all_sequences_at_once() -> None:
     events, process = sequences(), PoissonProcess([0.5, 2.0])
-    scores = EventLikelihood().new_scores()
+    scores = Scores(EventLikelihood())
     for batch in EventSource(events, 7).epoch(0):
         scores.add(likelihood_terms(process, batch), batch)
     found, wanted = scores.result([scores.state()]), log_likelihood(process, events)
@@ -84,18 +84,18 @@ def test_a_sequence_that_two_processes_had_counts_once() -> None:
     events, process = sequences(5), PoissonProcess([0.5, 2.0])
     states = []
     for rank in range(4):
-        scores = EventLikelihood().new_scores()
+        scores = Scores(EventLikelihood())
         for batch in EventSource(events, 4, shuffle=False).epoch(0, rank=rank, world_size=4):
             scores.add(likelihood_terms(process, batch), batch)
         states.append(scores.state())
-    assert len(np.concatenate(states)) > len(events)
-    found = EventLikelihood().new_scores().result(states)
+    assert sum(len(state[0]) for state in states) > len(events)
+    found = Scores(EventLikelihood()).result(states)
     assert found["log_likelihood"] == pytest.approx(log_likelihood(process, events).micro)
 
 
 def test_metrics_without_a_scored_event_are_nan() -> None:
     events = EventSequences.from_arrays([[1.0], []])
-    scores = EventLikelihood().new_scores()
+    scores = Scores(EventLikelihood())
     assert np.isnan(list(scores.result([scores.state()]).values())).all()
     scores.add(likelihood_terms(PoissonProcess([1.0]), events.batch()), events.batch())
     assert np.isnan(list(scores.result([scores.state()]).values())).all()

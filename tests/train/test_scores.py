@@ -1,17 +1,17 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
-from sklearn.metrics import log_loss, roc_auc_score
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.metrics import average_precision_score, log_loss, roc_auc_score
 
 from osciformer.data import collate
-from osciformer.train.scores import (
-    ClassScores,
-    QuantileScores,
-    RegressionScores,
-    class_metrics,
-)
+from osciformer.train import Classification, Quantiles, Regression, class_metrics
+from osciformer.train.tasks import Scores
 
 from .toy import shifted_series
 
@@ -30,32 +30,38 @@ def test_class_metrics_equal_those_of_scikit_learn(num_classes: int) -> None:
     assert found["auroc"] == pytest.approx(wanted)
 
 
+def scores_of(task: Any, output: torch.Tensor, batch: Any) -> Scores:
+    scores = Scores(task)
+    scores.add(output, batch)
+    return scores
+
+
 def test_processes_together_give_the_metrics_of_one() -> None:
-    series = shifted_series(21)
+    series, task = shifted_series(21), Classification(2)
     logits = torch.randn(21, 2)
-    whole, parts = ClassScores(), [ClassScores(), ClassScores()]
-    whole.add(logits, collate(series))
-    for rank, part in enumerate(parts):
-        index = np.arange(rank, 21, 2)
-        part.add(logits[index], collate(series, index))
-    together = ClassScores.result([part.state() for part in parts])
-    assert together == pytest.approx(ClassScores.result([whole.state()]))
+    whole = scores_of(task, logits, collate(series))
+    parts = [
+        scores_of(task, logits[index], collate(series, index))
+        for index in (np.arange(0, 21, 2), np.arange(1, 21, 2))
+    ]
+    idle = Scores(task)
+    together = whole.result([part.state() for part in (*parts, idle)])
+    assert together == pytest.approx(whole.result([whole.state()]))
 
 
 def test_series_that_two_processes_share_counts_once() -> None:
-    series = shifted_series(5)
+    series, task = shifted_series(5), Classification(2)
     logits = torch.randn(5, 2)
-    whole, again = ClassScores(), ClassScores()
-    whole.add(logits, collate(series))
-    again.add(logits[:1], collate(series, [0]))
-    assert ClassScores.result([whole.state(), again.state()]) == ClassScores.result([whole.state()])
+    whole = scores_of(task, logits, collate(series))
+    again = scores_of(task, logits[:1], collate(series, [0]))
+    assert whole.result([whole.state(), again.state()]) == whole.result([whole.state()])
 
 
 def test_regression_errors_are_in_the_unit_of_the_targets() -> None:
     series = shifted_series(3).replace(labels=[1.0, 2.0, 3.0])
-    scores = RegressionScores([10.0])
-    scores.add(torch.tensor([[1.0], [2.0], [6.0]]), collate(series))
-    found = RegressionScores.result([scores.state()])
+    output = torch.tensor([[1.0], [2.0], [6.0]])
+    scores = scores_of(Regression([10.0]), output, collate(series))
+    found = scores.result([scores.state()])
     assert found == pytest.approx({"rmse": (900 / 3) ** 0.5, "mae": 10.0})
 
 
@@ -66,13 +72,37 @@ def test_quantile_scores_pass_over_what_is_not_scored() -> None:
     targets[0] = [1.0, 5.0]
     batch = collate(series, queries=series.replace(values=targets))
     levels = torch.tensor([0.0, 2.0, 4.0]).expand(*batch.values.shape, 3)
-    scores = QuantileScores((0.1, 0.5, 0.9))
-    scores.add(levels, batch)
-    found = QuantileScores.result([scores.state(), np.zeros(5)])
+    scores = scores_of(Quantiles((0.1, 0.5, 0.9)), levels, batch)
+    found = scores.result([scores.state()])
     assert found["mae"] == pytest.approx(2.0)
     assert found["coverage"] == pytest.approx(0.5)
     assert found["rmse"] == pytest.approx(((1 + 9) / 2) ** 0.5)
 
 
 def test_nothing_scored_is_not_a_number() -> None:
-    assert np.isnan(QuantileScores.result([np.zeros(5)])["pinball"])
+    assert np.isnan(Quantiles((0.5,)).summarise(*np.zeros((5, 3)))["pinball"])
+
+
+@pytest.mark.parametrize("labels", [[0, 0, 0], [1, 1, 1]])
+def test_area_without_a_class_is_not_a_number(labels: list[int]) -> None:
+    found = class_metrics(np.random.default_rng(0).normal(size=(3, 2)), np.array(labels))
+    assert np.isnan([found["auroc"], found["auprc"]]).all()
+
+
+def test_metrics_of_logits_that_are_not_numbers_are_not_numbers() -> None:
+    found = class_metrics(np.full((4, 2), np.nan), np.array([0, 1, 0, 1]))
+    assert np.isnan([found["log_loss"], found["auroc"], found["auprc"]]).all()
+
+
+ranked = st.lists(st.tuples(st.booleans(), st.integers(0, 5)), min_size=2, max_size=40).filter(
+    lambda pairs: 0 < sum(p for p, _ in pairs) < len(pairs)
+)
+
+
+@given(ranked)
+def test_areas_with_ties_equal_those_of_scikit_learn(pairs: list[tuple[bool, int]]) -> None:
+    truth = np.array([p for p, _ in pairs])
+    score = np.array([s for _, s in pairs], dtype=float)
+    found = class_metrics(np.stack([np.zeros_like(score), score], 1), truth.astype(int))
+    assert found["auroc"] == pytest.approx(roc_auc_score(truth, score))
+    assert found["auprc"] == pytest.approx(average_precision_score(truth, score))

@@ -1,56 +1,49 @@
-"""`osciformer data`: public data sets by name, and a look at a table."""
+"""`osciformer data`: public data sets by name, and a summary of a table."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 import typer
+from typer import Argument, Option
 
+from osciformer._files import replacing
+from osciformer._optional import need
 from osciformer.cli import tables
-from osciformer.cli.errors import MISUSED, CommandError, guarded
-from osciformer.cli.output import TABLE_ENDINGS, print_table, replacing
-from osciformer.cli.settings import TASKS
+from osciformer.cli.errors import Misuse, guarded
+from osciformer.config import EVENT_TASKS
 
 app = typer.Typer(no_args_is_help=True, help="Public data sets: list, describe, get.")
-
-NameArgument = Annotated[str, typer.Argument(help="Name of a data set.")]
 
 
 @app.command("list")
 @guarded
-def list_(
-    task: Annotated[
-        str | None, typer.Option(help="Only those for this task, such as classification.")
-    ] = None,
-) -> None:
+def list_(task: Annotated[str | None, Option(help="Only those for this task.")] = None) -> None:
     """Show the data sets that are known."""
     from osciformer.data import dataset_info, list_datasets
 
     infos = [dataset_info(name) for name in list_datasets()]
     tasks = sorted({info.task for info in infos})
     if task is not None and task not in tasks:
-        raise CommandError(f"there is no task {task!r}; known are {', '.join(tasks)}", MISUSED)
+        raise Misuse(f"there is no task {task!r}; known are {', '.join(tasks)}")
     rows = [
         (info.name, info.task, ", ".join(info.splits))
         for info in infos
         if task in (None, info.task)
     ]
-    print_table(f"{len(rows)} data sets", ("name", "task", "splits"), rows)
+    tables.print_table(f"{len(rows)} data sets", ("name", "task", "splits"), rows)
 
 
 @app.command("describe")
 @guarded
 def describe(
-    name: Annotated[str, typer.Argument(help="Name of a data set, or a file of your own.")],
-    id: Annotated[str | None, typer.Option(help="For a file: column of ids.")] = None,
-    time: Annotated[str | None, typer.Option(help="For a file: column of times.")] = None,
-    variable: Annotated[str | None, typer.Option(help="For a file: column of names.")] = None,
-    value: Annotated[str | None, typer.Option(help="For a file: column of values.")] = None,
-    stream: Annotated[
-        bool | None, typer.Option(help="For a file: read Parquet part by part.")
-    ] = None,
+    name: Annotated[str, Argument(help="Name of a data set, or a file of your own.")],
+    id: Annotated[str | None, Option(help="For a file: column of ids.")] = None,
+    time: Annotated[str | None, Option(help="For a file: column of times.")] = None,
+    variable: Annotated[str | None, Option(help="For a file: column of names.")] = None,
+    value: Annotated[str | None, Option(help="For a file: column of values.")] = None,
+    stream: Annotated[bool | None, Option(help="For a file: read Parquet part by part.")] = None,
 ) -> None:
     """Show content, splits, licence, citation and files of a data set, or sum up a table."""
     from osciformer.data import describe_dataset
@@ -60,34 +53,25 @@ def describe(
         typer.echo(describe_dataset(name))
         return
     given = {"id": id, "time": time, "variable": variable, "value": value, "empty": "keep"}
-    layout = tables.make_layout(given, TASKS[-1], path)
+    layout = tables.make_layout(given, EVENT_TASKS[0], path)  # a task whose tables have no label
     _print_summary(name, tables.open_table(path, layout, stream=stream))
 
 
 def _print_summary(name: str, data: Any) -> None:
+    """Print how much there is in all, and number, mean and spread of each feature's values."""
     from osciformer.data import SeriesStatistics
 
-    statistics: SeriesStatistics | None = None
-    lengths, series = [], 0
-    for chunk in tables.chunks(data):
-        lengths.append(chunk.lengths)
-        series += len(chunk)
-        if statistics is None:
-            statistics = SeriesStatistics.of(chunk)
-        else:
-            statistics.update(chunk)
-    assert statistics is not None
-    rows = np.concatenate(lengths)
-    features = statistics.features
+    is_streamed = tables.is_streamed(data)
+    features = (data.statistics() if is_streamed else SeriesStatistics.of(data)).features
+    rows = data.num_rows if is_streamed else data.lengths
     typer.echo(f"{name}: {tables.describe(data)}, {rows.min()} to {rows.max()} rows a series")
-    print_table(
+    columns = (data.feature_names, features.count, features.mean, features.std)
+    tables.print_table(
         "Features",
         ("feature", "values", "mean", "spread"),
         [
             (str(label), str(int(count)), f"{mean:.4g}", f"{spread:.4g}")
-            for label, count, mean, spread in zip(
-                data.feature_names, features.count, features.mean, features.std, strict=True
-            )
+            for label, count, mean, spread in zip(*columns, strict=True)
         ],
     )
 
@@ -95,13 +79,10 @@ def _print_summary(name: str, data: Any) -> None:
 @app.command("get")
 @guarded
 def get(
-    name: NameArgument,
-    split: Annotated[str | None, typer.Option(help="One of its splits; all if not given.")] = None,
-    fold: Annotated[int | None, typer.Option(help="One of its folds.")] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", help="Write a split as .parquet, .csv or .npz."),
-    ] = None,
+    name: Annotated[str, Argument(help="Name of a data set.")],
+    split: Annotated[str | None, Option(help="One of its splits; all if not given.")] = None,
+    fold: Annotated[int | None, Option(help="One of its folds.")] = None,
+    output: Annotated[Path | None, Option("--output", "-o", help="File for a split.")] = None,
 ) -> None:
     """Download a data set if it is not here, check it, and say where it is."""
     from osciformer.data import fetch_dataset, get_dataset
@@ -111,40 +92,36 @@ def get(
             typer.echo(str(path))
         return
     if split is None:
-        raise CommandError("--split is needed with -o: one split is written", MISUSED)
-    endings = (*TABLE_ENDINGS, ".npz")
-    if output.suffix.lower() not in endings:
-        raise CommandError(f"{output} must end in {', '.join(endings)}", MISUSED)
+        raise Misuse("--split is needed with -o: one split is written")
+    tables.check_ending(output, (*tables.TABLE_ENDINGS, ".npz"))
     found = get_dataset(name, split, fold=fold)
     _write(found, output)
     typer.echo(f"{output}: {len(found)} {'series' if hasattr(found, 'offsets') else 'rows'}")
 
 
 def _write(found: Any, output: Path) -> None:
-    from osciformer._optional import need
+    """Write series, or a table of events, in the format that the ending says."""
     from osciformer.data import save_npz, to_frame
 
     is_series = hasattr(found, "offsets")
+    ending = output.suffix.lower()
+    if ending == ".npz" and not is_series:
+        raise Misuse("a table of events can be written as .parquet or .csv")
     with replacing(output) as part:
-        if output.suffix.lower() == ".npz":
-            if not is_series:
-                raise CommandError("a table of events can be written as .parquet or .csv", MISUSED)
+        if ending == ".npz":
             save_npz(found, part)
             return
-        table = _unique_names(found) if is_series else found
-        table = to_frame(table, "pyarrow") if is_series else table
-        if output.suffix.lower() == ".csv":
+        table = to_frame(_with_unique_names(found), "pyarrow") if is_series else found
+        if ending == ".csv":
             need("pyarrow.csv", extra="data").write_csv(table, part)
         else:
             need("pyarrow.parquet", extra="data").write_table(table, part, compression="zstd")
 
 
-def _unique_names(series: Any) -> Any:
-    """Return the series with static features that are not called like features."""
+def _with_unique_names(series: Any) -> Any:
+    """Return the series with other names for static features that are called like features."""
+    if series.static is None:
+        return series
     taken = set(series.feature_names)
     names = tuple(f"static_{n}" if n in taken else n for n in series.static_names)
-    return (
-        series
-        if series.static is None
-        else series.replace(static=series.static, static_names=names)
-    )
+    return series.replace(static=series.static, static_names=names)

@@ -9,17 +9,20 @@ from contextlib import contextmanager
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import typer
+from typer import Option
 
+from osciformer._files import write_json
 from osciformer._optional import need
-from osciformer.cli import pictures, tables, training
-from osciformer.cli.config import estimator_arguments
-from osciformer.cli.output import print_table, write_json
-from osciformer.cli.run_folder import RunFolder
-from osciformer.cli.scoring import bootstrap, class_scores
+from osciformer.cli import fit, pictures, tables
+from osciformer.cli.evaluate import bootstrap, class_scores
+
+if TYPE_CHECKING:
+    from osciformer._types import Float
+    from osciformer.data import IrregularSeries
 
 DATA = "demo_data"
 TRAIN, TEST, ATTRIBUTION = "stays-train.parquet", "stays-test.parquet", "ATTRIBUTION.txt"
@@ -34,6 +37,7 @@ SETTINGS: dict[str, Any] = {
     "batch_size": 32,
     "learning_rate": 4e-3,
 }
+PENALTIES = (0.001, 0.01, 0.1, 1.0)  # inverse strengths of the baseline's, for cross-validation
 INTRODUCTION = """\
 Stays in intensive care, of the PhysioNet 2012 challenge (ODC-By 1.0; Silva et al. 2012, Goldberger
 et al. 2000): 37 measurements at irregular minutes of the first two days. Will the patient die in
@@ -48,42 +52,28 @@ What to do next
 
 def demo(
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="Folder to write; another demo is replaced.")
+        Path, Option("--output", "-o", help="Folder to write; another demo is replaced.")
     ] = Path("outputs/demo"),
-    epochs: Annotated[int, typer.Option(min=1, help="Passes over the data.")] = 8,
-    seed: Annotated[int, typer.Option(help="Decides all that is random.")] = 0,
-    size: Annotated[int | None, typer.Option(hidden=True, help="Stays of each table.")] = None,
+    epochs: Annotated[int, Option(min=1, help="Passes over the data.")] = 8,
+    seed: Annotated[int, Option(help="Decides all that is random.")] = 0,
+    size: Annotated[int | None, Option(hidden=True, help="Stays of each table.")] = None,
 ) -> None:
     """Train a mortality classifier on real clinical data, and compare it with a baseline."""
     from osciformer.data import read_parquet
 
     need("matplotlib.figure", extra="plot")  # asked for here, not after the training
     started = time.perf_counter()
-    given = {
-        **SETTINGS,
-        "max_epochs": epochs,
-        "seed": seed,
-        "table": str(files("osciformer") / DATA / TRAIN),
-    }
-    folder = RunFolder(output, is_overwriting=True, is_resuming=False)
     source = files("osciformer") / DATA
+    given = {**SETTINGS, "max_epochs": epochs, "seed": seed, "table": str(source / TRAIN)}
+    fit.refuse_occupied(output, is_overwriting=True)
     layout = tables.make_layout(given, given["task"], Path(TRAIN))
     train, test = (read_parquet(Path(str(source / name)), layout)[:size] for name in (TRAIN, TEST))
     typer.echo(INTRODUCTION.format(train=len(train), test=len(test)))
-    estimator = training.estimator_class(given["task"])(
-        **estimator_arguments(given),
-        layout=layout,
-        run_dir=output,
-        verbose=training.verbosity("auto"),
-    )
+    facts = {"table": TRAIN, "series": len(train), "features": train.feature_names}
+    job = fit.Job(train, layout, facts)
+    estimator = fit.make_estimator(given, job, run_dir=output, verbose=fit.verbosity("auto"))
     with _one_thread():
-        training.train(
-            estimator,
-            folder,
-            train,
-            settings=given,
-            facts={"table": TRAIN, "series": len(train), "features": train.feature_names},
-        )
+        fit.train(estimator, job, given, output)
         for name in (TRAIN, TEST, ATTRIBUTION):
             shutil.copyfile(str(source / name), output / name)
         _compare(estimator, train, test, output, seed)
@@ -95,8 +85,8 @@ def demo(
 def _one_thread() -> Iterator[None]:
     """Compute in one thread: more make so small a model no faster.
 
-    And where other programs keep a core busy, threads that wait for each other at every step take
-    many times as long.
+    If other programs keep a core busy, threads that wait for each other at every step take many
+    times as long.
     """
     import torch
 
@@ -109,11 +99,10 @@ def _one_thread() -> Iterator[None]:
 
 
 def _compare(estimator: Any, train: Any, test: Any, output: Path, seed: int) -> None:
-    from osciformer.cli.baseline import logistic_chances
-
+    """Print, write and draw the scores of the model, of the baseline, and their difference."""
     chances = {
         "OsciFormer": estimator.predict_proba(test)[:, 1],
-        "logistic regression on last values": logistic_chances(train, test, seed),
+        "logistic regression on last values": _logistic_chances(train, test, seed),
     }
     first, second = (np.stack((1.0 - c, c), axis=1) for c in chances.values())
     labels = test.labels
@@ -128,7 +117,7 @@ def _compare(estimator: Any, train: Any, test: Any, output: Path, seed: int) -> 
     parts = (partial(scores_of, first), partial(scores_of, second), differences)
     found = [bootstrap(part, len(labels), rounds=1000, seed=seed) for part in parts]
     scores = dict(zip((*chances, "difference"), found, strict=True))
-    print_table(
+    tables.print_table(
         f"{len(test)} stays not seen in training, {int(labels.sum())} deaths; 95 % intervals",
         ("model", "AUROC", "AUPRC"),
         [(name, str(item["auroc"]), str(item["auprc"])) for name, item in scores.items()],
@@ -136,3 +125,49 @@ def _compare(estimator: Any, train: Any, test: Any, output: Path, seed: int) -> 
     content = {name: {k: vars(v) for k, v in item.items()} for name, item in scores.items()}
     write_json(output / "test_metrics.json", content)
     pictures.draw_classes(labels == 1, chances, output / "curves.png")
+
+
+def last_values(series: IrregularSeries) -> Float[np.ndarray, "n F"]:
+    """Return the last known value of each feature, NaN if there is none, and static features.
+
+    Example:
+        >>> from osciformer.data import IrregularSeries
+        >>> values = [[[1.0, np.nan], [2.0, np.nan]]]
+        >>> last_values(IrregularSeries.from_arrays([[0.0, 1.0]], values))
+        array([[ 2., nan]], dtype=float32)
+    """
+    row = np.where(np.isnan(series.values), -1, np.arange(len(series.values))[:, None])
+    np.maximum.accumulate(row, axis=0, out=row)
+    last = series.offsets[1:] - 1
+    latest = np.where(series.lengths[:, None] > 0, row[last], -1)
+    # A value of the series before is not this one's.
+    latest = np.where(latest >= series.offsets[:-1, None], latest, -1)
+    known = np.take_along_axis(series.values, np.maximum(latest, 0), axis=0)
+    found = np.where(latest >= 0, known, np.float32(np.nan))
+    return found if series.static is None else np.hstack((found, series.static))
+
+
+def _logistic_chances(
+    train: IrregularSeries, test: IrregularSeries, seed: int
+) -> Float[np.ndarray, "n"]:
+    """Return the chance of the second class, by logistic regression on last values.
+
+    Gaps are filled with medians and marked as such; cross-validation chooses the penalty.
+    """
+    find = partial(need, extra="train")
+    selection = find("sklearn.model_selection")
+    impute = find("sklearn.impute").SimpleImputer
+    steps = (
+        impute(strategy="median", add_indicator=True, keep_empty_features=True),
+        find("sklearn.preprocessing").StandardScaler(),
+        find("sklearn.linear_model").LogisticRegression(max_iter=2000),
+    )
+    search = selection.GridSearchCV(
+        find("sklearn.pipeline").make_pipeline(*steps),
+        {"logisticregression__C": PENALTIES},
+        scoring="roc_auc",
+        cv=selection.StratifiedKFold(5, shuffle=True, random_state=seed),
+    )
+    search.fit(last_values(train), train.labels)
+    chance: np.ndarray = search.predict_proba(last_values(test))
+    return chance[:, 1]

@@ -4,52 +4,33 @@ from __future__ import annotations
 
 import errno
 import functools
-import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import typer
 
-from osciformer.cli.settings import flag_names
+from osciformer._advice import Mention
+from osciformer.config import settings
 
 FAILED, MISUSED, INTERRUPTED = 1, 2, 130
 
+# Holds an item while errors are to be let through as they are, with a traceback.
+debugging: list[str] = []
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 # What torch says when it cannot write a checkpoint to the end.
 _TORCH_WRITER = ("PytorchStreamWriter", "unexpected pos", "iostream error")
-_ASSIGNMENT = re.compile(r"""\b(\w+)=('[^']*'|"[^"]*"|\[[^\]]*\]|[\w.+-]+)""")
-_IN_WORDS = {
-    "Use OsciFormerRegressor": "Use --task regression",
-    "Use OsciFormerClassifier": "Use --task classification",
-    "use OsciFormerImputer": "use --task imputation",
-    "or use read_parquet if": "or pass --no-stream if",
-    "Pass relative=True to count from the end": "Use --horizon and --every to count from the end",
-    "list_datasets() has them all": "`osciformer data list` shows them all",
-}
 
 
 class CommandError(Exception):
-    """Something that the user can put right.
+    """Something that the user can put right: what is wrong, and what to do."""
 
-    Args:
-        message: What is wrong, and what to do.
-        exit_code: Of the program.
-    """
-
-    def __init__(self, message: str, exit_code: int = FAILED) -> None:
-        super().__init__(message)
-        self.exit_code = exit_code
+    exit_code = FAILED
 
 
-class _Debugging:
-    """Whether errors show where in the program they arose."""
+class Misuse(CommandError):
+    """A call that is wrong in itself."""
 
-    is_on = False
-
-
-def set_debug(is_on: bool) -> None:
-    """Let errors through as they are, with a traceback, or not."""
-    _Debugging.is_on = is_on
+    exit_code = MISUSED
 
 
 def guarded(command: Callable[..., None]) -> Callable[..., None]:
@@ -65,7 +46,7 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
             typer.echo("interrupted; nothing half-written was left", err=True)
             raise typer.Exit(INTERRUPTED) from error
         except Exception as error:
-            if _Debugging.is_on:
+            if debugging:
                 raise
             typer.echo(f"error: {explain(error)}", err=True)
             code = error.exit_code if isinstance(error, CommandError) else FAILED
@@ -75,11 +56,12 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def explain(error: Exception) -> str:
-    """Return what to tell the user about an error.
+    """Return what to tell the user about an error; settings that it mentions appear as flags.
 
     Example:
-        >>> explain(ValueError("2 series have no value; pass empty='drop' to leave them out"))
-        '2 series have no value; pass --empty drop to leave them out'
+        >>> from osciformer._advice import advise
+        >>> explain(advise(ValueError, "2 series are empty; pass ", Mention("empty", "drop")))
+        '2 series are empty; pass --empty drop'
     """
     text = str(error)
     if isinstance(error, CommandError):
@@ -94,10 +76,12 @@ def explain(error: Exception) -> str:
         return f"there is no file {error.filename}; check the path"
     if isinstance(error, MemoryError) or "out of memory" in text:
         return "memory is exhausted; try a smaller --batch-size, or --stream for a Parquet table"
+    if hasattr(error, "parts"):
+        return _in_flags(error.parts)
     if isinstance(error, OSError | ValueError | TypeError | ArithmeticError | LookupError):
-        return in_flags(text) or type(error).__name__
+        return text or type(error).__name__
     if isinstance(error, ImportError | RuntimeError) and text:
-        return in_flags(text)
+        return text
     return f"{type(error).__name__}: {text}; run again with --debug to see where it arose"
 
 
@@ -108,23 +92,19 @@ def is_disk_full(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(part in str(error) for part in _TORCH_WRITER)
 
 
-def in_flags(text: str) -> str:
-    """Return advice for Python, such as `clip=None`, as advice for the command line.
+def _in_flags(parts: Iterable[str | Mention]) -> str:
+    """Return a message for the command line, with flags for the settings that it mentions."""
+    flags = {item.python_name: item.flag for item in settings()}
 
-    Example:
-        >>> in_flags("pass time_format='iso', or values=['a', 'b']; other='x' stays")
-        "pass --time-format iso, or --features a,b; other='x' stays"
-    """
-    for said, meant in _IN_WORDS.items():
-        text = text.replace(said, meant)
-    flags = flag_names()
+    def spell(mention: Mention) -> str:
+        flag = flags.get(mention.name)
+        if flag is None:  # a command, if Python says it in another way
+            return f"`osciformer {mention.name}`" if mention.python else str(mention)
+        if isinstance(mention.value, bool):
+            return flag if mention.value else f"--no-{flag.removeprefix('--')}"
+        if isinstance(mention.value, list | tuple):
+            return f"{flag} {','.join(map(str, mention.value))}"
+        value = "none" if mention.value is None else mention.value
+        return flag if value is ... else f"{flag} {value}"
 
-    def spell(match: re.Match[str]) -> str:
-        flag = flags.get(match[1])
-        if flag is None:
-            return match[0]
-        given = match[2].strip("[]")
-        parts = [part.strip().strip("'\"") for part in given.split(",")]
-        return f"{flag} {','.join(parts)}"
-
-    return _ASSIGNMENT.sub(spell, text)
+    return "".join(spell(part) if isinstance(part, Mention) else part for part in parts)

@@ -1,34 +1,35 @@
-"""Pictures of scores."""
+"""Pictures of scores, and of runs on events."""
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from osciformer._files import replacing
 from osciformer._optional import need
-from osciformer.cli.errors import MISUSED, CommandError
-from osciformer.cli.output import replacing
-from osciformer.cli.scoring import calibration_bins
+from osciformer.cli.tables import check_ending
 
 if TYPE_CHECKING:
     from osciformer._types import Bool, Float
+    from osciformer.events import Calibration, EventSequences
 
 ENDINGS = (".png", ".pdf", ".svg")
+TRAINING, CALIBRATION, INTENSITY = "training.png", "calibration.png", "intensity.png"
+# More events of one sequence cannot be told apart in a picture.
+_SHOWN_EVENTS = 60
 
 
 def check_picture(path: Path) -> None:
     """Refuse a picture that could not be drawn, before anything is computed for it."""
-    if path.suffix.lower() not in ENDINGS:
-        raise CommandError(
-            f"{path} must end in {', '.join(ENDINGS)}, which says the format", MISUSED
-        )
+    check_ending(path, ENDINGS)
     need("matplotlib.figure", extra="plot")
 
 
-def new_figure(num_panels: int) -> tuple[Any, Sequence[Any]]:
+def _new_figure(num_panels: int) -> tuple[Any, Sequence[Any]]:
     """Return a figure with panels side by side."""
     figure = need("matplotlib.figure", extra="plot").Figure(
         figsize=(4.6 * num_panels, 4.4), layout="constrained"
@@ -36,8 +37,8 @@ def new_figure(num_panels: int) -> tuple[Any, Sequence[Any]]:
     return figure, figure.subplots(1, num_panels, squeeze=False)[0]
 
 
-def save_figure(figure: Any, path: Path) -> None:
-    """Write the figure, as a whole or not at all; the ending says the format."""
+def _save(figure: Any, path: Path) -> None:
+    """Write the figure atomically; the ending says the format."""
     with replacing(path) as part:
         figure.savefig(part, dpi=120)
 
@@ -45,54 +46,80 @@ def save_figure(figure: Any, path: Path) -> None:
 def draw_classes(
     is_positive: Bool[np.ndarray, "n"], scores: Mapping[str, Float[np.ndarray, "n"]], path: Path
 ) -> None:
-    """Draw ROC, precision and recall, and calibration of several models of one class.
-
-    Args:
-        is_positive: Whether each series is of the class.
-        scores: Its chance, by the name of the model.
-        path: The file.
-    """
+    """Draw ROC, precision and recall, and calibration of several models of one class."""
     metrics = need("sklearn.metrics", extra="train")
-    figure, (roc, precision, calibration) = new_figure(3)
-    for name, score in scores.items():
-        false, true, _ = metrics.roc_curve(is_positive, score)
-        roc.plot(false, true, label=f"{name}: {metrics.roc_auc_score(is_positive, score):.3f}")
-        right, found, _ = metrics.precision_recall_curve(is_positive, score)
-        area = metrics.average_precision_score(is_positive, score)
-        precision.step(found, right, where="post", label=f"{name}: {area:.3f}")
-        _, said, frequency, _ = calibration_bins(score, is_positive)
-        calibration.plot(said, frequency, "o-", markersize=4, label=name)
-    roc.plot([0, 1], [0, 1], color="0.7", linestyle=":")
-    calibration.plot([0, 1], [0, 1], color="0.7", linestyle=":")
-    precision.axhline(float(np.mean(is_positive)), color="0.7", linestyle=":")
-    for axis, title, x, y in (
-        (roc, "ROC, with areas", "false positive rate", "true positive rate"),
-        (precision, "Precision and recall, with areas", "recall", "precision"),
-        (calibration, "Calibration", "predicted chance", "frequency"),
-    ):
-        axis.set(title=title, xlabel=x, ylabel=y, xlim=(-0.01, 1.01), ylim=(-0.01, 1.01))
-        axis.legend(loc="lower right" if axis is roc else "upper right")
-    calibration.legend(loc="upper left")
-    save_figure(figure, path)
+    curves = need("sklearn.calibration", extra="train").CalibrationDisplay
+    figure, (roc, precision, calibration) = _new_figure(3)
+    for number, (name, score) in enumerate(scores.items()):
+        shared: dict[str, Any] = {"name": name, "plot_chance_level": number == len(scores) - 1}
+        metrics.RocCurveDisplay.from_predictions(is_positive, score, ax=roc, **shared)
+        metrics.PrecisionRecallDisplay.from_predictions(is_positive, score, ax=precision, **shared)
+        curves.from_predictions(
+            is_positive, score, n_bins=10, strategy="quantile", name=name, ax=calibration
+        )
+    roc.set_title("ROC, with areas")
+    precision.set_title("Precision and recall, with areas")
+    calibration.set_title("Calibration")
+    _save(figure, path)
 
 
 def draw_values(
     found: Float[np.ndarray, "n K"], truth: Float[np.ndarray, "n K"], path: Path
 ) -> None:
     """Draw predictions against true values, a panel per target."""
-    figure, axes = new_figure(found.shape[1])
+    display = need("sklearn.metrics", extra="train").PredictionErrorDisplay
+    figure, axes = _new_figure(found.shape[1])
     for column, axis in enumerate(axes):
-        axis.plot(truth[:, column], found[:, column], ".", alpha=0.5)
-        low, high = float(truth[:, column].min()), float(truth[:, column].max())
-        axis.plot([low, high], [low, high], color="0.7", linestyle=":")
-        axis.set(xlabel="true value", ylabel="prediction")
-    save_figure(figure, path)
+        display.from_predictions(
+            truth[:, column], found[:, column], kind="actual_vs_predicted", subsample=None, ax=axis
+        )
+    _save(figure, path)
 
 
 def draw_quantiles(levels: Sequence[float], frequency: Float[np.ndarray, "L"], path: Path) -> None:
     """Draw how often values lie below each predicted quantile."""
-    figure, (axis,) = new_figure(1)
+    figure, (axis,) = _new_figure(1)
     axis.plot([0, 1], [0, 1], color="0.7", linestyle=":")
     axis.plot(levels, frequency, "o-")
     axis.set(title="Calibration of quantiles", xlabel="level", ylabel="part of values below")
-    save_figure(figure, path)
+    _save(figure, path)
+
+
+def draw_calibration(calibration: Calibration, path: Path) -> None:
+    """Draw rescaled gaps between events against Exp(1)."""
+    from osciformer.events import plot_calibration
+
+    _save(plot_calibration(calibration), path)
+
+
+def draw_run(estimator: Any, events: EventSequences, folder: Path) -> None:
+    """Draw training, calibration and the rates along a sequence; nothing without matplotlib."""
+    if importlib.util.find_spec("matplotlib") is None:
+        return
+    _draw_training(estimator.history_, estimator.best_epoch_, folder / TRAINING)
+    calibration = estimator.calibration(events)
+    if len(calibration.increments):
+        draw_calibration(calibration, folder / CALIBRATION)
+    shown = events.first(_SHOWN_EVENTS)
+    spans = np.array([np.ptp(one.times) if len(one) else 0.0 for one in shown])
+    if (spans > 0).any():
+        from osciformer.events import plot_intensity
+
+        # A typical one: of middle length among those with events at different times.
+        lengths = np.where(spans > 0, shown.lengths, -1)
+        order = np.argsort(lengths, kind="stable")[(spans <= 0).sum() :]
+        figure = plot_intensity(estimator.model_, shown, int(order[len(order) // 2]))
+        _save(figure, folder / INTENSITY)
+
+
+def _draw_training(history: Sequence[Mapping[str, float]], best_epoch: int, path: Path) -> None:
+    """Draw the log-likelihood over the epochs, and which epoch's weights were kept."""
+    figure, (axis,) = _new_figure(1)
+    epochs = [row["epoch"] + 1 for row in history]
+    axis.plot(epochs, [-row["train_loss"] for row in history], label="training")
+    if all("val_log_likelihood" in row for row in history):
+        axis.plot(epochs, [row["val_log_likelihood"] for row in history], label="validation")
+    axis.axvline(best_epoch + 1, color="0.7", linestyle=":", label="kept")
+    axis.set(title="Training", xlabel="epoch", ylabel="log-likelihood, nats per event")
+    axis.legend(loc="lower right")
+    _save(figure, path)

@@ -1,338 +1,192 @@
-"""Every setting of a run: its name in a YAML file, its flag, its kind and its meaning.
-
-The table repeats names and defaults of the estimators so that `--help` need not import them; a test
-holds the two together.
-"""
+"""The settings of a run: flags and YAML files, generated from the fields of `osciformer.config`."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+import inspect
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
 
-Kind = Literal["whole", "number", "switch", "text", "texts", "numbers", "mapping"]
+import typer
 
-TASKS = ("classification", "regression", "forecasting", "imputation", "events")
-SERIES_TASKS = TASKS[:2]
-QUERY_TASKS = TASKS[2:4]
-# Those whose tables hold values at times; events have a type instead.
-VALUE_TASKS = TASKS[:4]
-EVENTS = TASKS[4:]
-COLUMNS, MODEL, TRAINING, PROCESSES = "Table", "Model", "Training", "Processes"
+from osciformer import config
+from osciformer._optional import need
+from osciformer._text import did_you_mean
+from osciformer.cli.errors import CommandError, Misuse
+from osciformer.config import TASKS, Setting
 
-
-@dataclass(frozen=True)
-class Setting:
-    """A setting.
-
-    Attributes:
-        name: Key in a YAML file; the flag has hyphens in place of underscores.
-        kind: What its value is: one of `Kind`.
-        help: What it means.
-        default: What holds if it is not given.
-        is_optional: Whether `none` is allowed.
-        is_automatic: Whether `auto` is allowed where a number is wanted.
-        tasks: Tasks that it belongs to.
-        parameter: Name in Python, if it is another one.
-        short: A further flag.
-        panel: Where `--help` shows it.
-    """
-
-    name: str
-    kind: Kind
-    help: str
-    default: Any = None
-    is_optional: bool = False
-    tasks: tuple[str, ...] = TASKS
-    parameter: str = ""
-    short: str = ""
-    panel: str = ""
-    is_automatic: bool = False
-
-    @property
-    def flag(self) -> str:
-        """The flag."""
-        return f"--{self.name.replace('_', '-')}"
-
-    @property
-    def python_name(self) -> str:
-        """The name of the argument in Python."""
-        return self.parameter or self.name
-
-
-def _in_panel(panel: str, *settings: Setting) -> tuple[Setting, ...]:
-    return tuple(replace(setting, panel=panel) for setting in settings)
-
-
-def _automatic(name: str, help: str, **others: Any) -> Setting:
-    return Setting(name, "whole", help, "auto", is_automatic=True, **others)
-
-
-def _column(name: str, kind: Kind, help: str, **others: Any) -> Setting:
-    return Setting(name, kind, help, is_optional=True, **others)
-
-
-TABLE_SETTINGS = _in_panel(
-    COLUMNS,
-    _column("table", "text", "The table to train on."),
-    _column("id", "text", "Column that says which series a row belongs to."),
-    _column("time", "text", "Column of times."),
-    _column(
-        "target",
-        "texts",
-        "Column to predict, constant within a series (several, with commas, for regression). For "
-        "forecasting and imputation: features to predict, all if not given.",
-        parameter="label",
-        tasks=VALUE_TASKS,
-    ),
-    _column(
-        "features",
-        "texts",
-        "Feature columns, or variables; all if not given.",
-        parameter="values",
-        tasks=VALUE_TASKS,
-    ),
-    _column(
-        "static",
-        "texts",
-        "Columns (or variables) with one value per series; --labels may hold them, too.",
-        tasks=VALUE_TASKS,
-    ),
-    _column(
-        "variable",
-        "text",
-        "Column of names, for tables of (id, time, variable, value).",
-        tasks=VALUE_TASKS,
-    ),
-    _column("value", "text", "Column of values, for such tables.", tasks=VALUE_TASKS),
-    _column(
-        "type",
-        "text",
-        "Column of the types of events: text, or integers from 0; none if all are of one type.",
-        tasks=EVENTS,
-    ),
-    _column(
-        "num_types",
-        "whole",
-        "Number of types that are integers, if the table lacks some that others have.",
-        tasks=EVENTS,
-    ),
-    _column(
-        "start", "text", "Column that says where observation of a sequence began.", tasks=EVENTS
-    ),
-    _column("end", "text", "Column that says where it ended.", tasks=EVENTS),
-    _column("time_unit", "text", "Name of the unit of times that are numbers.", tasks=EVENTS),
-    _column(
-        "labels", "text", "Another table, a row per series, with the target.", tasks=VALUE_TASKS
-    ),
-    _column(
-        "labels_id",
-        "text",
-        "Its column of ids, if not called as in the table.",
-        tasks=VALUE_TASKS,
-    ),
-    _column("validation", "text", "Table for early stopping, in place of a part of the table."),
-    _column(
-        "stream",
-        "switch",
-        "Read Parquet from disk in each epoch; large files always are.",
-        tasks=VALUE_TASKS,
-    ),
-    Setting("unit", "text", "Unit of dates: ns, us, ms, s, min, h or d.", "s"),
-    Setting("origin", "text", "Where time 0 is: auto, series or absolute.", "auto"),
-    _column("time_format", "text", "How to read times that are text: iso, or as of strptime."),
-    _column(
-        "duplicates",
-        "text",
-        "Values at equal times: error, mean, last or keep. Events at equal times: keep or error.",
-    ),
-    Setting(
-        "empty",
-        "text",
-        "Series without values: error, drop or keep.",
-        "error",
-        tasks=VALUE_TASKS,
-    ),
-)
-
-MODEL_SETTINGS = _in_panel(
-    MODEL,
-    Setting("dim", "whole", "Width of the model; 64 for forecasting, imputation and events.", 32),
-    Setting("num_layers", "whole", "Number of encoder blocks; 1 for events.", 2),
-    Setting(
-        "num_heads",
-        "whole",
-        "Number of heads; 2 for forecasting and imputation, 4 for events.",
-        1,
-    ),
-    Setting("dropout", "number", "Dropout; 0.1 for forecasting, imputation and events.", 0.2),
-    Setting(
-        "observation_dropout",
-        "number",
-        "Part of the values hidden in training; 0 for forecasting and imputation.",
-        0.2,
-        tasks=VALUE_TASKS,
-    ),
-    Setting(
-        "carry",
-        "switch",
-        "Show the last known values and their ages too.",
-        True,
-        tasks=VALUE_TASKS,
-    ),
-    Setting(
-        "backbone", "text", "osciformer, transformer or gru_d.", "osciformer", tasks=VALUE_TASKS
-    ),
-    Setting(
-        "backbone_options",
-        "mapping",
-        "Further settings of it, as JSON.",
-        None,
-        True,
-        tasks=VALUE_TASKS,
-    ),
-    Setting(
-        "encoder",
-        "text",
-        "What reads the history of events: osciformer, or a baseline.",
-        "osciformer",
-        tasks=EVENTS,
-    ),
-    Setting(
-        "encoder_options", "mapping", "Further settings of it, as JSON.", None, True, tasks=EVENTS
-    ),
-    Setting(
-        "head",
-        "text",
-        "What makes rates of events: mixture, softplus, decay or exponential.",
-        "mixture",
-        tasks=EVENTS,
-    ),
-    Setting("num_components", "whole", "Components of the mixture.", 16, tasks=EVENTS),
-    Setting(
-        "blend_with",
-        "texts",
-        "Classical processes to blend the network with: of renewal, repeat, hawkes; auto or none.",
-        None,
-        True,
-        tasks=EVENTS,
-    ),
-    Setting(
-        "scaling",
-        "text",
-        "Of values: asinh, standard, robust or none; standard for forecasting and imputation.",
-        "asinh",
-        tasks=VALUE_TASKS,
-    ),
-    Setting("clip", "number", "Bound on scaled inputs, or none.", 6.0, True, tasks=VALUE_TASKS),
-    Setting(
-        "pool",
-        "texts",
-        "How states become one: of last, mean, max.",
-        ("last", "mean", "max"),
-        tasks=SERIES_TASKS,
-    ),
-    Setting("skip", "switch", "Show summaries to the head.", True, tasks=SERIES_TASKS),
-    Setting(
-        "statistics",
-        "texts",
-        "Which: of last, mean, min, max, rise, count, std, age, first.",
-        ("last", "mean", "min", "max", "rise", "count", "std", "age", "first"),
-        tasks=SERIES_TASKS,
-    ),
-    Setting(
-        "foresight",
-        "number",
-        "Weight of predicting the next measurements as a second aim of training.",
-        0.0,
-        tasks=SERIES_TASKS,
-    ),
-    Setting(
-        "quantiles",
-        "numbers",
-        "Levels to predict, with 0.5 among them.",
-        (0.05, 0.25, 0.5, 0.75, 0.95),
-        tasks=QUERY_TASKS,
-    ),
-    Setting("covariates", "texts", "Features not to predict.", (), tasks=QUERY_TASKS),
-    Setting(
-        "known_covariates",
-        "texts",
-        "Features known ahead, not to predict.",
-        (),
-        tasks=("forecasting",),
-    ),
-    Setting(
-        "horizon",
-        "number",
-        "How far to look ahead; a quarter of a typical series if not given.",
-        None,
-        True,
-        tasks=("forecasting",),
-    ),
-    Setting("hidden_fraction", "number", "Part hidden in training.", 0.2, tasks=("imputation",)),
-)
-
-TRAINING_SETTINGS = _in_panel(
-    TRAINING,
-    Setting("seed", "whole", "Decides all that is random.", 0, parameter="random_state"),
-    _automatic("max_epochs", "Most passes over the data: a number, or auto.", short="--epochs"),
-    _automatic("batch_size", "Series per step: a number, or auto."),
-    Setting(
-        "learning_rate",
-        "number",
-        "Highest learning rate; 0.002 for forecasting, imputation and events.",
-        1e-3,
-    ),
-    Setting("weight_decay", "number", "Weight decay.", 0.02),
-    Setting("warmup_fraction", "number", "Part of the steps that warm up.", 0.1),
-    Setting("gradient_clip", "number", "Bound on the gradient's norm, or none.", 1.0, True),
-    Setting(
-        "weight_averaging",
-        "number",
-        "Decay of an average of the weights, kept in their place; 0, none, for forecasting, "
-        "imputation and events.",
-        0.99,
-    ),
-    Setting("validation_fraction", "number", "Part kept for early stopping.", 0.1),
-    _automatic("patience", "Epochs without improvement: a number, auto or none.", is_optional=True),
-    Setting("monitor", "text", "Metric that picks the best epoch.", "auto"),
-    Setting(
-        "keep_latest", "switch", "Keep the latest epoch within a standard error of the best.", False
-    ),
-    Setting(
-        "class_weight",
-        "mapping",
-        "none, balanced, or weights by class as JSON.",
-        None,
-        True,
-        tasks=("classification",),
-    ),
-    Setting("label_smoothing", "number", "Of the classes.", 0.0, tasks=("classification",)),
-    Setting("criterion", "text", "huber or mse.", "huber", tasks=("regression",)),
-)
-
-PROCESS_SETTINGS = _in_panel(
-    PROCESSES,
-    Setting("precision", "text", "32-true, bf16-mixed or 16-mixed.", "32-true"),
-    Setting("accelerator", "text", "auto, cpu or gpu.", "auto"),
-    Setting("devices", "whole", "Processes on each machine.", 1),
-    Setting("num_nodes", "whole", "Number of machines.", 1),
-    Setting("strategy", "text", "auto, ddp or fsdp.", "auto"),
-    Setting("num_workers", "whole", "Processes that prepare batches.", 0),
-)
-
-TASK_SETTING = Setting("task", "text", f"What to train: {', '.join(TASKS)}.", panel=COLUMNS)
-ESTIMATOR_SETTINGS = (*MODEL_SETTINGS, *TRAINING_SETTINGS, *PROCESS_SETTINGS)
-SETTINGS = {
-    setting.name: setting for setting in (TASK_SETTING, *TABLE_SETTINGS, *ESTIMATOR_SETTINGS)
+CONFIG = "config.yaml"
+SETTINGS: Mapping[str, Setting] = {
+    # An unknown task is refused by `check_task`, which knows near names.
+    item.name: replace(item, choices=()) if item.name == "task" else item
+    for item in config.settings()
 }
+# Their defaults were others once; what a run had that was not given them, its checkpoint tells.
+_TOLD_BY_THE_CHECKPOINT = frozenset({"learning_rate", "statistics", "weight_averaging"})
+# Flags that were removed, and whether they were switches.
+_REMOVED = {"foresight": False, "keep_latest": True}
 
 
-def flag_names() -> dict[str, str]:
-    """Return the flag of each argument in Python.
+def with_settings(command: Callable[..., None]) -> Callable[..., None]:
+    """Return the command with a flag for every setting in place of its `**settings`."""
+    signature = inspect.signature(command, eval_str=True)
+    fixed = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    flags = [_flag(setting) for name, setting in SETTINGS.items() if name != "table"]
+    flags += [_parameter(name, is_switch, hidden=True) for name, is_switch in _REMOVED.items()]
+    command.__signature__ = signature.replace(parameters=[*fixed, *flags])  # type: ignore[attr-defined]
+    return command
+
+
+def _flag(setting: Setting) -> inspect.Parameter:
+    shown = f" \\[default: {setting.default_text}]" if setting.default_text else ""
+    is_switch = setting.kind == "switch"
+    return _parameter(
+        setting.name,
+        is_switch,
+        *([setting.short] if setting.short else []),
+        help=setting.help + shown,
+        metavar=None if is_switch else setting.kind.upper(),
+        rich_help_panel=setting.panel,
+    )
+
+
+def _parameter(name: str, is_switch: bool, *more: str, **options: Any) -> inspect.Parameter:
+    """Return the parameter of a command that is None unless its flag is given."""
+    flag = name.replace("_", "-")
+    flags = f"--{flag}/--no-{flag}" if is_switch else f"--{flag}"
+    option = typer.Option(flags, *more, show_default=False, **options)
+    kind: Any = bool if is_switch else str
+    annotation = Annotated[kind | None, option]
+    keyword_only = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(name, keyword_only, default=None, annotation=annotation)
+
+
+def merge(
+    flags: Mapping[str, Any], file: Path | None, base: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return all settings that were given; flags win over the file, and the file over the base."""
+    given = {**(base or {}), **({} if file is None else read_yaml(file))}
+    for name, text in flags.items():
+        if text is None:
+            continue
+        if name in _REMOVED:
+            flag = name.replace("_", "-")
+            raise Misuse(f"--{flag} was removed; leave it out")
+        given[name] = text if isinstance(text, bool) else parse(SETTINGS[name], text)
+    return given
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Return the settings of a YAML file; an unknown key is an error."""
+    yaml = need("yaml", extra="cli")
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise CommandError(f"{path} cannot be read as YAML: {error}") from error
+    if not isinstance(content, dict):
+        raise CommandError(f"{path} must hold lines such as 'task: classification'")
+    try:
+        found = config.without_removed({str(k).replace("-", "_"): v for k, v in content.items()})
+        config.refuse_unknown("setting", found, SETTINGS)
+    except ValueError as error:
+        raise CommandError(f"{path}: {error}") from error
+    return {name: check(SETTINGS[name], item, f"{path}: {name}") for name, item in found.items()}
+
+
+def read_config(run: Path) -> dict[str, Any]:
+    """Return the settings that a run folder keeps; none if it has no configuration."""
+    return read_yaml(run / CONFIG) if (run / CONFIG).is_file() else {}
+
+
+def write_yaml(settings: Mapping[str, Any]) -> str:
+    """Return settings as the text of a YAML file that `read_yaml` takes."""
+    text: str = need("yaml", extra="cli").safe_dump(
+        config.plain(settings), sort_keys=False, allow_unicode=True
+    )
+    return text
+
+
+def parse(setting: Setting, text: str) -> Any:
+    """Return the value that the text of a flag means.
 
     Example:
-        >>> flag_names()["random_state"], flag_names()["max_epochs"]
-        ('--seed', '--max-epochs')
+        >>> parse(SETTINGS["patience"], "none"), parse(SETTINGS["pool"], "last,max")
+        (None, ('last', 'max'))
     """
-    return {setting.python_name: setting.flag for setting in SETTINGS.values()}
+    value: Any = text
+    try:
+        if text.lower() == "none" and setting.is_optional:
+            return None
+        if setting.kind == "whole":
+            value = int(text)
+        elif setting.kind == "number":
+            value = float(text)
+        elif setting.kind in ("texts", "numbers"):
+            value = [part.strip() for part in text.split(",") if part.strip()]
+            if setting.kind == "numbers":
+                value = [float(part) for part in value]
+        elif setting.kind == "mapping" and text.lstrip().startswith("{"):
+            value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise Misuse(f"{setting.flag} is not JSON: {error}; got {text!r}") from error
+    except ValueError:
+        value = text  # `check` says what is wanted
+    return check(setting, value, setting.flag)
+
+
+def check(setting: Setting, value: Any, where: str) -> Any:
+    """Return a value that the setting allows, or say what `where` must be."""
+    if setting.kind in ("text", "texts"):
+        value = _as_text(value)  # a name that is a number, such as that of a column
+    try:
+        replace(setting, choices=(), within=None).check(value)
+    except ValueError as error:
+        raise Misuse(f"{where} must be {setting.wanted}; got {value!r}") from error
+    try:
+        return replace(setting, name=where).check(value)
+    except ValueError as error:
+        raise CommandError(str(error)) from error
+
+
+def _as_text(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [_as_text(item) for item in value]
+    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
+def check_task(given: Mapping[str, Any]) -> str:
+    """Return the task, and refuse settings that belong to others."""
+    task = given.get("task")
+    if task is None:
+        raise Misuse(f"--task is needed; it is one of {', '.join(TASKS)}")
+    if task not in TASKS:
+        raise Misuse(f"there is no task {task!r}; {near(task, TASKS)}")
+    for name in given:
+        setting = SETTINGS[name]
+        if task not in setting.tasks:
+            raise Misuse(
+                f"{setting.flag} is a setting of {' and '.join(setting.tasks)}; the task is {task}"
+            )
+    return str(task)
+
+
+def near(name: str, known: Mapping[str, Any] | tuple[str, ...]) -> str:
+    """Return a question with near names, or all that are known."""
+    return did_you_mean(name, known) or f"known are {', '.join(known)}"
+
+
+def check_resumed(given: Mapping[str, Any], before: Mapping[str, Any]) -> None:
+    """Refuse settings with which the continuation of a run would be another run."""
+    task = check_task(before)
+    for name, value in given.items():
+        setting = SETTINGS[name]
+        if setting.is_free or (name in _TOLD_BY_THE_CHECKPOINT and name not in before):
+            continue
+        had = before.get(name, setting.defaults.get(task))
+        if value != had:
+            raise Misuse(
+                f"{setting.flag} was {had} when the run was begun, and is {value}; go on "
+                "with the same settings, or start another run"
+            )

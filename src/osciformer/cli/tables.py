@@ -1,89 +1,85 @@
-"""From files to series: layout, labels of another table, and tables too large for memory."""
+"""Tables in and out: series and events from files, predictions to files, scores to the screen."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from osciformer._files import replacing
 from osciformer._optional import need
-from osciformer.cli.errors import MISUSED, CommandError
-from osciformer.cli.settings import SERIES_TASKS
+from osciformer.cli.errors import CommandError, Misuse
+from osciformer.config import SERIES_TASKS
 
 if TYPE_CHECKING:
     from osciformer.data import IrregularSeries, Layout, ParquetSeries
+    from osciformer.events import EventSequences
 
-# A Parquet file of this size is read from disk in each epoch; in memory it is several times larger.
+    Series = IrregularSeries | ParquetSeries
+
+# A larger Parquet file is read from disk in each epoch; in memory it is several times larger.
 STREAM_BYTES = 256 * 2**20
 # Series that are predicted at a time.
 CHUNK_SERIES = 4096
-
-CSV_ENDINGS = (".csv", ".csv.gz")
+TABLE_ENDINGS = (".parquet", ".csv")
 _SELF_DESCRIBING = (".npz", ".ts", ".ts.gz")
-_LAYOUT_SETTINGS = ("variable", "value", "unit", "origin", "time_format", "duplicates", "empty")
+_TIME_SETTINGS = ("unit", "origin", "time_format", "duplicates")
+_EVENT_SETTINGS = ("id", "time", "start", "end", "time_unit", "num_types", *_TIME_SETTINGS)
 
 
 def make_layout(given: Mapping[str, Any], task: str, path: Path) -> Layout | None:
     """Return which column means what; None for files that say it themselves."""
     if is_self_describing(path):
         return None
-    for name in ("id", "time"):
-        if given.get(name) is None:
-            raise CommandError(f"--{name} is needed: the column of {path} that holds it", MISUSED)
-    from osciformer.data import Layout  # which takes a second, so that errors come first
+    _need_columns(given, path)
+    from osciformer.data import Layout  # slow to import; wrong calls are refused before
 
     label = given.get("target") if task in SERIES_TASKS and not given.get("labels") else None
-    chosen = {name: given[name] for name in _LAYOUT_SETTINGS if given.get(name) is not None}
+    names = ("variable", "value", "empty", *_TIME_SETTINGS)
     return Layout(
         id=given["id"],
         time=given["time"],
         values=given.get("features"),
         static=given.get("static") or (),
-        label=label if label is None or len(label) > 1 else label[0],
-        **chosen,
+        label=one_or_all(label),
+        **{name: given[name] for name in names if given.get(name) is not None},
     )
 
 
+def make_event_layout(given: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """Return which column means what, as arguments of `events_from_frame`."""
+    if is_self_describing(path):
+        raise Misuse(
+            f"{path} holds series; events are read from CSV or Parquet, with a row per event"
+        )
+    _need_columns(given, path)
+    if "type" not in given:
+        raise Misuse(
+            f"--type is needed: the column of {path} that holds the types of events, or none if "
+            "all are of one type"
+        )
+    chosen = {name: given[name] for name in _EVENT_SETTINGS if given.get(name) is not None}
+    return {**chosen, "type": given["type"]}
+
+
+def _need_columns(given: Mapping[str, Any], path: Path) -> None:
+    for name in ("id", "time"):
+        if given.get(name) is None:
+            raise Misuse(f"--{name} is needed: the column of {path} that holds it")
+
+
+def one_or_all(names: Sequence[str] | None) -> Any:
+    """Return a single name as text, and several as they are."""
+    return names[0] if names and len(names) == 1 else names or None
+
+
 def is_self_describing(path: Path) -> bool:
-    """Return whether a file says itself what is what, by its ending."""
+    """Return whether files with this ending say themselves what is what."""
     return path.name.lower().endswith(_SELF_DESCRIBING)
-
-
-def refuse_absent(path: Path) -> None:
-    """Refuse a path at which there is nothing, before anything is imported or read."""
-    if not path.exists():
-        raise FileNotFoundError(f"there is no file {path}; check the path")
-
-
-def open_table(
-    path: Path, layout: Layout | None, *, stream: bool | None = None
-) -> IrregularSeries | ParquetSeries:
-    """Return the series of a file, in memory or on disk.
-
-    Args:
-        path: The file, or a folder of Parquet files.
-        layout: Which column means what.
-        stream: Read from disk as needed; None decides by the size.
-    """
-    refuse_absent(path)
-    from osciformer.data import ParquetSeries, read_table
-
-    if stream and not is_parquet(path):
-        raise CommandError(f"--stream reads Parquet only, not {path}; convert it first", MISUSED)
-    if stream is None:
-        stream = is_parquet(path) and _size(path) > STREAM_BYTES
-    if layout is None:
-        if not is_self_describing(path):
-            raise CommandError(
-                f"the model was trained on a file that needs no columns, so that those of {path} "
-                f"mean nothing to it; give a file that ends in {', '.join(_SELF_DESCRIBING)}"
-            )
-        return refuse_empty(read_table(path), "error")
-    if stream:
-        return ParquetSeries(path, layout)
-    return refuse_empty(read_table(path, layout.replace(empty="keep")), layout.empty)
 
 
 def is_parquet(path: Path) -> bool:
@@ -91,140 +87,208 @@ def is_parquet(path: Path) -> bool:
     return path.is_dir() or path.suffix.lower() in (".parquet", ".pq")
 
 
-def refuse_empty(series: IrregularSeries, empty: str) -> IrregularSeries:
-    """Return the series after doing what `--empty` says about those without values."""
+def _is_csv(path: Path) -> bool:
+    return path.name.lower().endswith((".csv", ".csv.gz"))
+
+
+def refuse_absent(*paths: Path | None) -> None:
+    """Refuse paths at which there is nothing, before anything is imported or read."""
+    for path in paths:
+        if path is not None and not path.exists():
+            raise FileNotFoundError(f"there is no file {path}; check the path")
+
+
+def open_table(path: Path, layout: Layout | None, *, stream: bool | None = None) -> Series:
+    """Return the series of a file, in memory or on disk; by default its size decides."""
+    refuse_absent(path)
+    from osciformer.data import ParquetSeries, read_table
+
+    if stream and not is_parquet(path):
+        raise Misuse(f"--stream reads Parquet only, not {path}; convert it first")
+    if layout is None and not is_self_describing(path):
+        raise CommandError(
+            f"the model was trained on a file that needs no columns, so that those of {path} "
+            f"mean nothing to it; give a file that ends in {', '.join(_SELF_DESCRIBING)}"
+        )
+    if layout is not None and (_is_large(path) if stream is None else stream):
+        return ParquetSeries(path, layout)
+    series = read_table(path, layout and layout.replace(empty="keep"))
     if len(series) and (series.num_observed == 0).all():
         raise CommandError(
             f"all values of all {len(series)} series are missing; check which columns hold the "
             f"values. The features are {', '.join(series.feature_names)}"
         )
-    return series.settle_empty(empty)  # type: ignore[arg-type]
+    return series.settle_empty(layout.empty if layout else "error")
 
 
-def find_labels(
-    data: IrregularSeries | ParquetSeries, path: Path, id: str, target: Sequence[str]
-) -> np.ndarray:
-    """Return the labels of the series from a table with a row per series.
-
-    Args:
-        data: The series.
-        path: The table.
-        id: Its column of ids.
-        target: Its label column or columns.
-    """
-    from osciformer.data import join_frame
-
-    label = target[0] if len(target) == 1 else list(target)
-    return np.asarray(join_frame(without_rows(data), read_frame(path), id=id, label=label).labels)
+def _is_large(path: Path) -> bool:
+    files = path.rglob("*.parquet") if path.is_dir() else [path]
+    return is_parquet(path) and sum(f.stat().st_size for f in files if f.is_file()) > STREAM_BYTES
 
 
-def without_rows(data: IrregularSeries | ParquetSeries) -> IrregularSeries:
-    """Return series of the same ids that hold nothing, to join another table to."""
-    from osciformer.data import IrregularSeries
+def read_events(
+    path: Path, layout: Mapping[str, Any], type_names: Sequence[str] | None = None
+) -> EventSequences:
+    """Return the sequences of a CSV file, a Parquet file or a folder, perhaps of known types."""
+    frame = read_frame(path)
+    from osciformer.events import events_from_frame
 
-    offsets = np.zeros(len(data) + 1, dtype=np.int64)
-    return IrregularSeries(np.empty(0), np.empty((0, 1)), offsets, ids=data.ids)
+    settings = dict(layout)
+    if type_names is not None and settings["type"] is not None:
+        settings |= {"type_names": tuple(type_names), "num_types": len(type_names)}
+    return events_from_frame(frame, **settings)
 
 
-def labels_for(
-    data: IrregularSeries | ParquetSeries, given: Mapping[str, Any], task: str
-) -> np.ndarray | None:
+def labels_for(data: Series, given: Mapping[str, Any], task: str) -> np.ndarray | None:
     """Return labels from another table, if there is one; None if the data have their own."""
     if task not in SERIES_TASKS:
         return None
     target = given.get("target")
     if given.get("labels"):
         if not target:
-            raise CommandError("--target is needed: the column of --labels to predict", MISUSED)
+            raise Misuse("--target is needed: the column of --labels to predict")
         id = given.get("labels_id") or given.get("id")
-        if id is None:
-            raise CommandError("--labels-id is needed: the column of ids in --labels", MISUSED)
-        return find_labels(data, Path(given["labels"]), id, target)
+        return np.asarray(_join(data, given["labels"], id, label=one_or_all(target)).labels)
     # Files in npz and .ts format bring their labels along.
     has_labels = given.get("id") is None and getattr(data, "labels", None) is not None
     if not target and not has_labels:
-        raise CommandError(f"--target is needed for {task}: the column to predict", MISUSED)
+        raise Misuse(f"--target is needed for {task}: the column to predict")
     return None
 
 
-def read_frame(path: Path) -> Any:
-    """Return a CSV or Parquet file as an Arrow table."""
-    from osciformer.data import UnreadableFileError
+def static_elsewhere(given: Mapping[str, Any], path: Path) -> tuple[str, ...]:
+    """Return the static columns that the table lacks and the one of `--labels` has."""
+    static, labels = given.get("static"), given.get("labels")
+    if not static or not labels:
+        return ()
+    from osciformer.data.tables import check_columns
 
-    pa = need("pyarrow", extra="data")
-    if not path.is_file():
-        raise CommandError(f"there is no file {path}; check the path")
-    try:
-        if path.name.lower().endswith(CSV_ENDINGS):
-            return need("pyarrow.csv", extra="data").read_csv(path)
-        return need("pyarrow.parquet", extra="data").read_table(path)
-    except (pa.ArrowInvalid, OSError) as error:
-        raise UnreadableFileError(
-            f"{path} cannot be read as CSV or Parquet; it may be cut off: {error}"
-        ) from error
+    here = () if is_self_describing(path) else tuple(column_names(path))
+    there = column_names(Path(labels))
+    if given.get("variable") is None:  # else it may be the name of a variable
+        check_columns((*here, *there), static)
+    return tuple(name for name in static if name not in here and name in there)
+
+
+def join_static(
+    data: Series, names: Sequence[str], *, labels: str | Path | None, labels_id: str | None
+) -> Series:
+    """Return the series with these static features from a table with a row per series."""
+    if not names:
+        return data
+    if labels is None:
+        raise Misuse(
+            f"the table lacks {', '.join(names)}, one value per series, which the model was "
+            "trained with; pass --labels with a table that has a row per series and these columns"
+        )
+    from osciformer.data.series import add_static
+
+    found = _join(data, labels, labels_id, static=names).static
+    assert found is not None
+    if is_streamed(data):
+        return data.with_static(found, names)  # type: ignore[union-attr]
+    return add_static(data, found, names)  # type: ignore[arg-type]
+
+
+def _join(data: Series, path: str | Path, id: str | None, **columns: Any) -> IrregularSeries:
+    """Return series of the same ids, without rows, with columns of a table of a row per series."""
+    if id is None:
+        raise Misuse("--labels-id is needed: the column of ids in --labels")
+    from osciformer.data import IrregularSeries, join_frame
+
+    offsets = np.zeros(len(data) + 1, dtype=np.int64)
+    bare = IrregularSeries(np.empty(0), np.empty((0, 1)), offsets, ids=data.ids)
+    return join_frame(bare, read_frame(Path(path)), id=id, **columns)
+
+
+def read_frame(path: Path) -> Any:
+    """Return a CSV file, a Parquet file or a folder of such as an Arrow table."""
+    refuse_absent(path)
+    from osciformer.data.files import damage_named, load_parquet, parquet_files
+
+    if not _is_csv(path):
+        return load_parquet(parquet_files(path))
+    with damage_named(path, "CSV"):
+        return need("pyarrow.csv", extra="data").read_csv(path)
 
 
 def column_names(path: Path) -> list[str]:
     """Return the columns of a CSV file, a Parquet file or a folder of such."""
-    from osciformer.data import UnreadableFileError
-    from osciformer.data.files import existing_file, parquet_files, parquet_schema
+    from osciformer.data.files import damage_named
 
-    if not path.name.lower().endswith(CSV_ENDINGS):
-        return list(parquet_schema(parquet_files(path)).names)
-    pa, reader = need("pyarrow", extra="data"), need("pyarrow.csv", extra="data")
-    existing_file(path)
-    try:
-        with reader.open_csv(path) as file:
-            return list(file.schema.names)
-    except (pa.ArrowInvalid, OSError) as error:
-        raise UnreadableFileError(f"{path} cannot be read as CSV: {error}") from error
+    kind = "csv" if _is_csv(path) else "parquet"
+    with damage_named(path, kind):
+        return list(need("pyarrow.dataset", extra="data").dataset(path, format=kind).schema.names)
 
 
-def prediction_layout(saved: Layout | Mapping[str, Any] | None, features: Sequence[str]) -> Any:
-    """Return the layout of training for another table, without labels.
-
-    In a table of (id, time, variable, value) a variable that does not occur is missing throughout;
-    a column that is not there is an error.
-    """
-    from osciformer.data import Layout
-
-    if saved is None:
-        return None
-    layout = saved if isinstance(saved, Layout) else Layout.from_dict(dict(saved))
-    return layout.replace(
-        values=tuple(features), label=None, empty="keep", allow_absent=layout.is_narrow
-    )
-
-
-def chunks(
-    data: IrregularSeries | ParquetSeries, size: int = CHUNK_SERIES
-) -> Iterator[IrregularSeries]:
-    """Yield the series in order, a bounded part at a time."""
-    parts = data.chunks() if hasattr(data, "chunks") else (data,)
-    for part in parts:
-        for start in range(0, len(part), size):
-            yield part[start : start + size]
-
-
-def is_streamed(data: IrregularSeries | ParquetSeries) -> bool:
+def is_streamed(data: Series) -> bool:
     """Return whether the series are read from disk as needed."""
     return hasattr(data, "read_blocks")
 
 
-def describe(data: IrregularSeries | ParquetSeries) -> str:
-    """Return how much there is, in a line.
-
-    Example:
-        >>> from osciformer.data import IrregularSeries
-        >>> describe(IrregularSeries.from_arrays([[0.0, 1.0]], [[1.0, 2.0]]))
-        '1 series, 2 rows, 1 features, in memory'
-    """
-    is_stream = is_streamed(data)
-    lengths: np.ndarray = getattr(data, "num_rows" if is_stream else "lengths")
-    where = "read from disk" if is_stream else "in memory"
+def describe(data: Series) -> str:
+    """Return how much there is, in a line."""
+    lengths: np.ndarray = getattr(data, "num_rows" if is_streamed(data) else "lengths")
+    where = "read from disk" if is_streamed(data) else "in memory"
     return f"{len(data)} series, {lengths.sum()} rows, {len(data.feature_names)} features, {where}"
 
 
-def _size(path: Path) -> int:
-    files = path.rglob("*.parquet") if path.is_dir() else [path]
-    return sum(file.stat().st_size for file in files if file.is_file())
+def parts_of(data: Any, size: int = CHUNK_SERIES) -> Iterator[Any]:
+    """Yield series or sequences in order, a bounded part at a time, with a bar on a terminal."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from osciformer.estimators.series import chunks
+
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("predicting", total=len(data))
+        for chunk in chunks(data):
+            for start in range(0, len(chunk), size):
+                part = chunk[start : start + size]
+                yield part
+                bar.advance(task, len(part))
+
+
+def check_ending(path: Path, endings: Sequence[str]) -> None:
+    """Refuse a file whose ending names no format that can be written."""
+    if path.suffix.lower() not in endings:
+        raise Misuse(f"{path} must end in {' or '.join(endings)}, which says the format")
+
+
+def write_table(path: Path, parts: Iterable[Mapping[str, Any]]) -> int:
+    """Write a table, given part by part as arrays by name, and return its number of rows.
+
+    The ending says whether it is Parquet or CSV; all parts must have the same columns.
+    """
+    pa = need("pyarrow", extra="data")
+    if path.suffix.lower() == ".csv":
+        make = need("pyarrow.csv", extra="data").CSVWriter
+    else:
+        make = need("pyarrow.parquet", extra="data").ParquetWriter
+    writer, num_rows = None, 0
+    with replacing(path) as file, ExitStack() as stack:
+        for columns in parts:
+            table = pa.table({name: pa.array(array) for name, array in columns.items()})
+            if writer is None:
+                schema, writer = table.schema, stack.enter_context(make(file, table.schema))
+            writer.write_table(table.cast(schema))
+            num_rows += len(table)
+    return num_rows
+
+
+def print_table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a table to standard output; all but the first column are numbers."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table()
+    for number, name in enumerate(head):
+        table.add_column(name, justify="right" if number else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    # A file or a pipe has no width at which text would have to be cut off.
+    width = None if sys.stdout.isatty() else 1000
+    console = Console(highlight=False, markup=False, width=width)
+    console.print(title)
+    console.print(table)

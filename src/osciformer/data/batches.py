@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from osciformer._types import Bool, Float, Int, Tensor
+from osciformer.data.ragged import offsets_of
 from osciformer.data.series import IrregularSeries
 
 # Beyond this, larger pools hardly save padding.
@@ -19,31 +20,18 @@ LARGEST_POOL = 100
 
 @dataclass(frozen=True)
 class Batch:
-    """Series padded to the longest one; True in a mask means present.
+    """Series padded to the longest one; True in a mask means present."""
 
-    Attributes:
-        times: Observation times, float64; padding repeats the last time.
-        values: Values, float32; NaN is a missing one, and padding.
-        mask: True where there is an observation.
-        static: Static features, NaN is a missing one; or None.
-        labels: Classes (int64) or real targets (float32), [B] or [B, K]; or None.
-        weight: Weight of each series; or None.
-        query_times: Times at which something is asked, float64; padding repeats the last; or None.
-        targets: What was measured at the query times; NaN is not scored; or None.
-        query_mask: True where there is a query; or None.
-        index: Position of each series in its container.
-    """
-
-    times: Float[Tensor, "B N"]
-    values: Float[Tensor, "B N F"]
-    mask: Bool[Tensor, "B N"]
-    static: Float[Tensor, "B S"] | None
-    labels: Tensor | None
-    weight: Float[Tensor, "B"] | None
-    query_times: Float[Tensor, "B M"] | None
-    targets: Float[Tensor, "B M F"] | None
-    query_mask: Bool[Tensor, "B M"] | None
-    index: Int[Tensor, "B"]
+    times: Float[Tensor, "B N"]  #: Observation times, float64; padding repeats the last time.
+    values: Float[Tensor, "B N F"]  #: Values, float32; NaN where missing, and in the padding.
+    mask: Bool[Tensor, "B N"]  #: True where there is an observation.
+    static: Float[Tensor, "B S"] | None  #: Static features, NaN where missing.
+    labels: Tensor | None  #: Classes (int64) or real targets (float32), [B] or [B, K].
+    weight: Float[Tensor, "B"] | None  #: Weight of each series.
+    query_times: Float[Tensor, "B M"] | None  #: Times to predict at; padding repeats the last one.
+    targets: Float[Tensor, "B M F"] | None  #: Values at the query times; NaN is not scored.
+    query_mask: Bool[Tensor, "B M"] | None  #: True where there is a query.
+    index: Int[Tensor, "B"]  #: Position of each series in its container.
 
     def __len__(self) -> int:
         return len(self.index)
@@ -57,10 +45,8 @@ class Batch:
         return self._map(lambda tensor: tensor.pin_memory())
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> Batch:
-        tensors = {field.name: getattr(self, field.name) for field in fields(self)}
-        return replace(
-            self, **{name: change(item) for name, item in tensors.items() if item is not None}
-        )
+        present = {name: item for name, item in vars(self).items() if item is not None}
+        return replace(self, **{name: change(item) for name, item in present.items()})
 
 
 def collate(
@@ -76,11 +62,9 @@ def collate(
     Args:
         series: The container.
         index: Positions [B], not negative; all series if not given.
-        labels: Numeric labels of the whole container [n] or [n, K], such as encoded classes; those
-            of the container if not given.
-        weight: Weights of the whole container [n].
-        queries: As many series as in `series`, whose times are query times and whose values are
-            the targets (NaN is not scored).
+        labels: Numeric labels [n] or [n, K] of all series; those of the container if not given.
+        weight: Weights [n] of all series.
+        queries: Query times and targets, as n series; a NaN target is not scored.
 
     Returns:
         The batch; its width N is at least 1.
@@ -103,16 +87,26 @@ def collate(
             )
         asked = dict(zip(asked, _pad(queries, index), strict=True))
     labels = series.labels if labels is None else np.asarray(labels)
-    return Batch(
-        times=times,
-        values=values,
-        mask=mask,
-        static=None if series.static is None else torch.from_numpy(series.static[index]),
-        labels=None if labels is None else _label_tensor(labels, index, len(series)),
-        weight=None if weight is None else _weight_tensor(weight, index, len(series)),
-        index=torch.from_numpy(index),
-        **asked,
-    )
+    if labels is not None:
+        if len(labels) != len(series):
+            raise ValueError(f"labels must have {len(series)} entries; got {len(labels)}")
+        if labels.dtype.kind not in "biuf":
+            raise TypeError(
+                f"labels must be numbers in a batch; got {labels.dtype}. Encode classes as 0, 1, "
+                "... with np.unique(series.labels, return_inverse=True) and pass them as labels"
+            )
+        labels = labels[index].astype(np.float32 if labels.dtype.kind == "f" else np.int64)
+    if weight is not None:
+        weight = np.asarray(weight, dtype=np.float32)
+        if weight.shape != (len(series),):
+            raise ValueError(f"weight must be [{len(series)}]; got {list(weight.shape)}")
+        if not (np.isfinite(weight) & (weight >= 0)).all():
+            raise ValueError("weight must be finite and not negative")
+        weight = weight[index]
+    static = None if series.static is None else series.static[index]
+    extra = {"static": static, "labels": labels, "weight": weight, "index": index}
+    tensors = {k: None if array is None else torch.from_numpy(array) for k, array in extra.items()}
+    return Batch(times=times, values=values, mask=mask, **tensors, **asked)
 
 
 def uncollate(batch: Batch) -> list[tuple[Float[np.ndarray, "N"], Float[np.ndarray, "N F"]]]:
@@ -132,61 +126,32 @@ def _pad(
     mask = steps < lengths[:, None]  # [B, N]
     # Padding reads the last row of its series, or any row where a series has none.
     rows = starts[:, None] + np.minimum(steps, np.maximum(lengths, 1)[:, None] - 1)
-    if len(series.times) == 0:
-        times = np.zeros(mask.shape)
-        values = np.full((*mask.shape, series.num_features), np.nan, dtype=np.float32)
-    else:
-        rows = np.minimum(rows, len(series.times) - 1)
-        times = series.times[rows]
-        times[lengths == 0] = 0.0
-        values = series.values[rows]
-        values[~mask] = np.nan
+    times, values = series.times, series.values
+    if len(times) == 0:
+        times, values = np.zeros(1), np.full((1, series.num_features), np.nan, dtype=np.float32)
+    rows = np.minimum(rows, len(times) - 1)
+    times, values = times[rows], values[rows]
+    times[lengths == 0] = 0.0
+    values[~mask] = np.nan
     return torch.from_numpy(times), torch.from_numpy(values), torch.from_numpy(mask)
-
-
-def _label_tensor(labels: np.ndarray, index: Int[np.ndarray, "B"], count: int) -> Tensor:
-    if len(labels) != count:
-        raise ValueError(f"labels must have {count} entries, one per series; got {len(labels)}")
-    if labels.dtype.kind not in "biuf":
-        raise TypeError(
-            f"labels must be numbers in a batch; got {labels.dtype}. Encode classes as 0, 1, ... "
-            "with np.unique(series.labels, return_inverse=True) and pass them as labels"
-        )
-    dtype = np.float32 if labels.dtype.kind == "f" else np.int64
-    return torch.from_numpy(labels[index].astype(dtype))
-
-
-def _weight_tensor(weight: Any, index: Int[np.ndarray, "B"], count: int) -> Float[Tensor, "B"]:
-    weight = np.asarray(weight, dtype=np.float32)
-    if weight.shape != (count,):
-        raise ValueError(f"weight must be [{count}]; got {list(weight.shape)}")
-    if not (np.isfinite(weight) & (weight >= 0)).all():
-        raise ValueError("weight must be finite and not negative")
-    return torch.from_numpy(weight[index])
 
 
 class LengthBatches(Sampler[list[int]]):
     """Lists of positions of series whose lengths are close, so that little is padding.
 
-    Shuffled series are cut into pools of several batches, and each pool is sorted by length before
-    it is cut into batches, which come in random order: batches differ from epoch to epoch, and a
-    series shares its batch with others of about its length. Without shuffling, all series are
-    sorted by length.
-
-    The series are spread evenly: `ceil(n / (batch_size * world_size))` batches whose sizes differ
-    by at most one, so that none is tiny and each series comes once per epoch. With several ranks,
-    each takes every `world_size`-th series of each batch: all ranks have the same number of
-    batches, and together they hold the batch that a single process with `batch_size * world_size`
-    would have. Series repeat only if a batch has fewer series than there are ranks.
+    Shuffled series are cut into pools of several batches. Each pool is sorted by length and cut
+    into batches, which come in random order. Without shuffling, all series are sorted by length.
+    There are `ceil(n / (batch_size * world_size))` batches whose sizes differ by at most one, and
+    each series comes once per epoch. A rank takes every `world_size`-th series of each batch of
+    `batch_size * world_size`; series repeat only if a batch has fewer series than ranks.
 
     Args:
-        lengths: Length of each series.
+        lengths: Length of each series [n].
         batch_size: Largest number of series per batch and rank.
         shuffle: Draw another order each epoch.
-        seed: Seed of the order; with the epoch it decides everything.
+        seed: Seed of the order, which depends on seed and epoch only.
         pool_batches: Batches per pool: more gives less padding and less randomness. By default
-            half of the batches, so that a series has other companions in each epoch, and at most
-            `LARGEST_POOL`.
+            half of the batches, and at most `LARGEST_POOL`.
         rank: Number of this process.
         world_size: Number of processes.
 
@@ -245,15 +210,9 @@ class LengthBatches(Sampler[list[int]]):
 
 
 def cut_by_length(
-    order: Int[np.ndarray, "n"],
-    lengths: Int[np.ndarray, "..."],
-    bounds: Int[np.ndarray, "k+1"],
-    pool_batches: int,
+    order: np.ndarray, lengths: np.ndarray, bounds: np.ndarray, pool_batches: int
 ) -> list[Int[np.ndarray, "B"]]:
-    """Return batches of series that are sorted by length within pools of several batches.
-
-    `order` holds shuffled positions; `bounds` says where each batch begins, followed by n.
-    """
+    """Return batches of shuffled positions, sorted by length within pools; `bounds` cuts them."""
     batches = []
     for first in range(0, len(bounds) - 1, pool_batches):
         cuts = bounds[first : first + pool_batches + 1]
@@ -285,10 +244,7 @@ def padding_fraction(
 
 def even_bounds(total: int, parts: int) -> Int[np.ndarray, "parts+1"]:
     """Return where to cut `total` items into parts whose sizes differ by at most one."""
-    small, extra = divmod(total, parts)
-    sizes = np.full(parts, small, dtype=np.int64)
-    sizes[:extra] += 1
-    return np.concatenate(([0], np.cumsum(sizes)))
+    return offsets_of(total // parts + (np.arange(parts) < total % parts))
 
 
 def check_rank(rank: int, world_size: int) -> None:
@@ -300,15 +256,12 @@ def check_rank(rank: int, world_size: int) -> None:
 class SeriesDataset(Dataset[Batch]):
     """A container whose items are padded batches: `dataset[[3, 1, 4]]` is a `Batch` of three.
 
-    Collating a list of positions at once takes a few array operations; collating items one by one
-    would be a Python loop. Give it to a `DataLoader` with `batch_size=None` and a sampler of
-    lists, as `make_loader` does.
+    Use it in a `DataLoader` with `batch_size=None` and a sampler of lists, as `make_loader` does:
+    collating a list of positions at once is much faster than collating items one by one.
 
     Args:
         series: The series.
-        labels: Numeric labels [n] or [n, K]; those of the container if not given.
-        weight: Weights [n].
-        queries: Query times and targets of each series, see `collate`.
+        labels, weight, queries: As for `collate`.
 
     Example:
         >>> series = IrregularSeries.from_arrays([[0.0, 1.0], [0.5]], [[1.0, 2.0], [3.0]])
@@ -324,21 +277,14 @@ class SeriesDataset(Dataset[Batch]):
         weight: Any = None,
         queries: IrregularSeries | None = None,
     ) -> None:
-        self.series, self.queries = series, queries
-        self.labels = series.labels if labels is None else np.asarray(labels)
-        self.weight = None if weight is None else np.asarray(weight, dtype=np.float32)
+        self.series = series
+        self.others = {"labels": labels, "weight": weight, "queries": queries}
 
     def __len__(self) -> int:
         return len(self.series)
 
     def __getitem__(self, index: int | list[int]) -> Batch:
-        return collate(
-            self.series,
-            np.atleast_1d(np.asarray(index, dtype=np.int64)),
-            labels=self.labels,
-            weight=self.weight,
-            queries=self.queries,
-        )
+        return collate(self.series, np.atleast_1d(index), **self.others)
 
 
 def make_loader(
@@ -347,13 +293,11 @@ def make_loader(
     *,
     shuffle: bool = True,
     seed: int = 0,
-    labels: Any = None,
-    weight: Any = None,
-    queries: IrregularSeries | None = None,
     rank: int = 0,
     world_size: int = 1,
     num_workers: int = 0,
     pin_memory: bool = False,
+    **others: Any,
 ) -> DataLoader[Batch]:
     """Return a loader of batches of series of similar length.
 
@@ -362,16 +306,13 @@ def make_loader(
     Args:
         series: The series.
         batch_size: Largest number of series per batch and rank.
-        shuffle: Draw another order each epoch; otherwise series come sorted by length, and
-            `batch.index` says where they belong.
+        shuffle: Draw another order each epoch; otherwise series come sorted by length.
         seed: Seed of the order.
-        labels: Numeric labels [n] or [n, K]; those of the container if not given.
-        weight: Weights [n].
-        queries: Query times and targets of each series, see `collate`.
         rank: Number of this process.
         world_size: Number of processes.
         num_workers: Processes that collate in the background.
         pin_memory: Put batches into page-locked memory, for fast copies to a GPU.
+        **others: `labels`, `weight` and `queries`, as for `collate`.
 
     Example:
         >>> series = IrregularSeries.from_arrays([[0.0, 1.0], [0.5]], [[1.0, 2.0], [3.0]])
@@ -382,7 +323,7 @@ def make_loader(
         series.lengths, batch_size, shuffle=shuffle, seed=seed, rank=rank, world_size=world_size
     )
     return DataLoader(
-        SeriesDataset(series, labels=labels, weight=weight, queries=queries),
+        SeriesDataset(series, **others),
         sampler=sampler,
         batch_size=None,
         num_workers=num_workers,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -15,33 +15,17 @@ Task = Literal["classification", "regression", "forecasting", "events"]
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """A file of a data set.
+    """A file of a data set."""
 
-    Args:
-        path: Its path inside the folder of its source, with `/`.
-        sha256: Its hash in hexadecimal, or None if it is not known. The first download is then
-            trusted, and later uses are checked against it.
-        size: Its number of bytes, if known.
-        addresses: Where it can be downloaded, in the order in which they are tried.
-        splits: The splits that need the file; empty means all of them.
-        folds: The folds that need it; empty means all of them.
-    """
-
-    path: str
-    sha256: str | None = None
-    size: int | None = None
-    addresses: tuple[str, ...] = ()
-    splits: tuple[str, ...] = ()
-    folds: tuple[int, ...] = ()
+    path: str  #: Its path inside the folder of its source, with `/`.
+    sha256: str | None = None  #: None trusts the first download, and checks later uses against it.
+    size: int | None = None  #: Its number of bytes, if known.
+    addresses: tuple[str, ...] = ()  #: Where it can be downloaded, in the order of trials.
+    splits: tuple[str, ...] = ()  #: The splits that need the file; empty means all of them.
+    folds: tuple[int, ...] = ()  #: The folds that need it; empty means all of them.
 
     def serves(self, split: str | None, fold: int | None) -> bool:
-        """Return whether `split` and `fold` need this file; None means any.
-
-        Example:
-            >>> file = DataFile("set-a.parquet", splits=("set-a",))
-            >>> file.serves("set-a", None), file.serves("set-b", None), file.serves(None, None)
-            (True, False, True)
-        """
+        """Return whether `split` and `fold` need this file; None means any."""
         fits_split = split is None or not self.splits or split in self.splits
         fits_fold = fold is None or not self.folds or fold in self.folds
         return fits_split and fits_fold
@@ -49,17 +33,11 @@ class DataFile:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a loader is asked for.
+    """What a loader is asked for."""
 
-    Args:
-        split: One of the splits of the data set.
-        fold: One of its folds, or None if it has none.
-        files: The files that are needed, by `DataFile.path`. They exist and were checked.
-    """
-
-    split: str
-    fold: int | None
-    files: Mapping[str, Path]
+    split: str  #: One of the splits of the data set.
+    fold: int | None  #: One of its folds, or None if it has none.
+    files: Mapping[str, Path]  #: The verified files that are needed, by `DataFile.path`.
 
 
 #: Returns the data for a request: an `IrregularSeries`, or an Arrow table for events.
@@ -68,19 +46,12 @@ Loader = Callable[[Request], Any]
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One form in which a data set exists: its files and how to read them.
+    """One form in which a data set exists: its files and how to read them."""
 
-    Args:
-        files: All of its files.
-        load: Turns the files of one split into data.
-        splits: The splits that this form holds; empty means all of them.
-        is_tried: Whether the addresses have been tried by the authors of this package.
-    """
-
-    files: tuple[DataFile, ...]
-    load: Loader
-    splits: tuple[str, ...] = ()
-    is_tried: bool = False
+    files: tuple[DataFile, ...]  #: All of its files.
+    load: Loader  #: Turns the files of one split into data.
+    splits: tuple[str, ...] = ()  #: The splits that this form holds; empty means all of them.
+    is_tried: bool = False  #: Whether the authors of this package have tried the addresses.
 
     def holds(self, split: str | None) -> bool:
         """Return whether this form has `split`."""
@@ -93,43 +64,24 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class DatasetInfo:
-    """A data set: what it is, who may use it, and where it comes from.
+    """A data set: what it is, who may use it, and where it comes from."""
 
-    Args:
-        name: The name in the registry.
-        description: A sentence or two.
-        task: What it is mostly used for.
-        splits: Names of its parts, the one to train on first.
-        split_definition: Who made the split, and how.
-        licence: The terms of its publishers.
-        citation: What to cite.
-        homepage: Where people read about it.
-        local: Compact copy, looked for below `OSCIFORMER_DATA`.
-        public: The published original, looked for below `OSCIFORMER_DATA/<name>` and in the cache,
-            then downloaded. None if there is nothing to download.
-        folds: Numbers of the ready-made folds; empty if there are none.
-        notes: What a user of the numbers must know.
-    """
-
-    name: str
-    description: str
-    task: Task
-    splits: tuple[str, ...]
-    split_definition: str
-    licence: str
-    citation: str
-    homepage: str = ""
-    local: Source | None = None
-    public: Source | None = None
-    folds: tuple[int, ...] = ()
-    notes: tuple[str, ...] = field(default=())
+    name: str  #: The name in the registry.
+    description: str  #: A sentence or two.
+    task: Task  #: What it is mostly used for.
+    splits: tuple[str, ...]  #: Names of its parts, the one to train on first.
+    split_definition: str  #: Who made the split, and how.
+    licence: str  #: The terms of its publishers.
+    citation: str  #: What to cite.
+    homepage: str = ""  #: Where people read about it.
+    local: Source | None = None  #: Compact copy, looked for below `OSCIFORMER_DATA`.
+    public: Source | None = None  #: The published original, to be downloaded.
+    folds: tuple[int, ...] = ()  #: Numbers of the ready-made folds; empty if there are none.
+    notes: tuple[str, ...] = ()  #: What a user of the numbers must know.
 
 
 def read_catalog(path: Path, loaders: Mapping[str, Any]) -> list[DatasetInfo]:
-    """Return the data sets of a TOML file, whose form its first lines describe.
-
-    `loaders` has the modules whose functions `load = "module.function"` names.
-    """
+    """Return the data sets of a TOML file; `loaders` are the modules that its `load` names."""
     catalog = tomllib.loads(path.read_text(encoding="utf-8"))
     infos = []
     for name, entry in catalog["sets"].items():

@@ -1,9 +1,8 @@
 """Downloads that end in a complete, verified file or leave no file at all.
 
-pooch downloads to a temporary name, verifies the SHA-256 and moves the file into place in one
-atomic step. This module adds what pooch lacks: an interrupted download is kept in `.<name>.part`
-and continued with a `Range` request, several addresses are tried in turn, and errors say what to
-do.
+pooch verifies the SHA-256 and moves the file into place. This module adds what pooch lacks: an
+interrupted download is kept in `.<name>.part` and continued with a `Range` request, several
+addresses are tried in turn, and errors say what to do.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import IO, Any, NamedTuple, TextIO
+from typing import Any, NamedTuple, TextIO
 from urllib.parse import urlsplit
 
 from osciformer._optional import need
@@ -54,16 +53,16 @@ class _TransferError(Exception):
     """An address did not give the file."""
 
 
-class _InterruptedTransferError(_TransferError):
+class _WrongContentError(_TransferError):
+    """An address gives another file."""
+
+
+class _InterruptedError(_TransferError):
     """Another attempt may succeed, after `wait` seconds if the server says so."""
 
     def __init__(self, message: str, wait: float | None = None) -> None:
         super().__init__(message)
         self.wait = wait
-
-
-class _WrongContentError(_TransferError):
-    """An address gives another file."""
 
 
 def download(
@@ -85,19 +84,29 @@ def download(
     for address in addresses:
         if urlsplit(address).scheme not in ("http", "https"):
             raise ValueError(f"an address must begin with http:// or https://, got {address!r}")
-    failures: list[tuple[str, _TransferError]] = []
+    causes, is_wrong = "", False
     for address in addresses:
         transfer = _ResumedTransfer(target, **settings)
         try:
             transfer.retrieve(address)
         except _TransferError as error:
-            failures.append((address, error))
+            causes += f"\n  {address}: {error}"
+            is_wrong |= isinstance(error, _WrongContentError)
             continue
         found = Downloaded(address, file_sha256(target), target.stat().st_size)
         if transfer.progress is not None:
             transfer.progress(target.name, found.size, found.size)
         return found
-    raise _failure(target, failures, sha256_source)
+    if is_wrong:
+        raise ChecksumError(
+            f"{target.name} is not the expected file (its hash comes from {sha256_source}):{causes}"
+            "\nThe download was deleted. Try again: if it fails in the same way, the published "
+            f"file has changed or the network alters it. {offline_advice(target)}"
+        )
+    kept = _size(part_path(target))
+    if kept:
+        causes += f"\n{format_bytes(kept)} have arrived and are kept; call again to continue."
+    raise DownloadError(f"{target.name} could not be downloaded:{causes}\n{offline_advice(target)}")
 
 
 @dataclass
@@ -126,53 +135,53 @@ class _ResumedTransfer:
     def retrieve(self, address: str) -> None:
         """Let pooch download, verify and place the file."""
         pooch = need("pooch", extra="data")
-        options = {"fname": self.target.name, "path": self.target.parent, "downloader": self}
-        for is_last in (False, True):
+        # pooch reports each download on standard error, unless its level says otherwise.
+        level = pooch.get_logger().level
+        pooch.get_logger().setLevel("WARNING")
+        try:
+            pooch.retrieve(
+                address, self.sha256, self.target.name, self.target.parent, downloader=self
+            )
+        except (ValueError, _WrongContentError) as error:
+            self.discard()
+            if not self.is_resumed:
+                raise _WrongContentError(str(error)) from error
+            # Halves of two different files make a third one: download once more from the start.
             self.is_resumed = False
-            # pooch reports each download on standard error, unless its level says otherwise.
-            level = pooch.get_logger().level
-            pooch.get_logger().setLevel("WARNING")
-            try:
-                pooch.retrieve(address, self.sha256, **options)
-                return
-            except (ValueError, _WrongContentError) as error:
-                self.discard()
-                # Halves of two different files make a third one: download once more from the start.
-                if is_last or not self.is_resumed:
-                    raise _WrongContentError(str(error)) from error
-            finally:
-                pooch.get_logger().setLevel(level)
+            self.retrieve(address)
+        finally:
+            pooch.get_logger().setLevel(level)
 
     def __call__(self, url: str, output_file: str, pooch: Any) -> None:
         """Bring the whole file to `output_file`, over as many attempts as it takes."""
-        fruitless, furthest = 0, self.part_size()
+        fruitless, furthest = 0, _size(self.part)
         while True:
             try:
                 self.attempt(url)
                 break
-            except _InterruptedTransferError as error:
+            except _InterruptedError as error:
                 # A server that always starts over gets no further.
-                if self.part_size() - furthest >= _PROGRESS_BYTES:
-                    fruitless = 0
-                furthest = max(furthest, self.part_size())
+                fruitless = 0 if _size(self.part) - furthest >= _PROGRESS_BYTES else fruitless
+                furthest = max(furthest, _size(self.part))
                 fruitless += 1
                 if fruitless >= self.attempts:
                     raise
                 wait = self.backoff * 2 ** (fruitless - 1) if error.wait is None else error.wait
-                _pause(min(wait, _LONGEST_WAIT_SECONDS))
+                time.sleep(min(wait, _LONGEST_WAIT_SECONDS))
         os.replace(self.part, output_file)
         self.discard()
 
     def attempt(self, url: str) -> None:
         """Bring the part file to its end, or raise."""
         requests, urllib3 = need("requests", extra="data"), need("urllib3", extra="data")
-        offset, validator = self.resume_point(url)
-        self.is_resumed |= offset > 0
         headers = {"User-Agent": "osciformer", "Accept-Encoding": "identity"}
+        offset, validator = _size(self.part), self.validator(url)
+        if validator is None and self.sha256 is None:
+            offset = 0  # nothing would show that it is the same file
         if offset:
+            self.is_resumed = True
             headers["Range"] = f"bytes={offset}-"
-            if validator:
-                headers["If-Range"] = validator
+            headers |= {} if validator is None else {"If-Range": validator}
         with requests.Session() as session:
             if url.startswith("https:"):
                 session.adapters.pop("http://")  # a redirect must not lead from https to http
@@ -193,10 +202,10 @@ class _ResumedTransfer:
             if matched and matched[3] == str(offset):
                 return  # the part is the whole file
             self.discard()
-            raise _InterruptedTransferError(said)
+            raise _InterruptedError(said)
         if status in _RETRY_STATUS:
-            wait = headers.get("Retry-After", "")
-            raise _InterruptedTransferError(said, float(wait) if wait.isdigit() else None)
+            wait = need("urllib3", extra="data").Retry().get_retry_after(response.raw)
+            raise _InterruptedError(said, wait)
         if status not in (200, 206):
             raise _TransferError(said)
         if headers.get("Content-Encoding", "identity").lower() != "identity":
@@ -206,33 +215,36 @@ class _ResumedTransfer:
         if status == 206:
             if matched is None or matched[1] is None or int(matched[1]) != offset:
                 self.discard()
-                raise _InterruptedTransferError("the server sent another range than requested")
+                raise _InterruptedError("the server sent another range than requested")
             length = matched[3]
         else:
             offset, length = 0, headers.get("Content-Length", "")  # the server ignores Range
-        total = int(length) if length.isdigit() else None
-        if None not in (self.size, total) and total != self.size:
+        total = int(length) if length.isdigit() else self.size
+        if self.size not in (None, total):
             raise _WrongContentError(f"the file there has {total} bytes, expected {self.size}")
-        total = self.size if total is None else total
         with self.disk_errors():
             free = shutil.disk_usage(self.target.parent).free
             if total is not None and total - offset > free:
                 needed = f"{format_bytes(total - offset)} needed, {format_bytes(free)} free"
                 raise OSError(errno.ENOSPC, needed)
-            self.write_note(headers, url)
+            etag = headers.get("ETag", "W/")
+            # A weak tag promises the same meaning, not the same bytes.
+            validator = headers.get("Last-Modified") if etag.startswith("W/") else etag
+            note = {"address": url, "validator": validator}
+            self.note.write_text(json.dumps(note), encoding="utf-8")
             done = self.append(response, offset, total)
         if done == 0 or (total is not None and done < total):
             of = "" if total is None else f" of {total}"
-            raise _InterruptedTransferError(f"the connection ended after {done}{of} bytes")
+            raise _InterruptedError(f"the connection ended after {done}{of} bytes")
 
     def append(self, response: Any, offset: int, total: int | None) -> int:
         """Append the body to the part file and return the size that the file then has."""
-        urllib3, done = need("urllib3", extra="data"), offset
+        protocol_error, done = need("urllib3", extra="data").exceptions.ProtocolError, offset
         with self.part.open("ab" if offset else "wb") as stream:
             while True:
                 try:
                     block = response.raw.read1(_BLOCK_BYTES, decode_content=False)
-                except urllib3.exceptions.ProtocolError:
+                except protocol_error:
                     if total is None:
                         raise
                     block = b""  # the caller sees that bytes are missing
@@ -241,34 +253,20 @@ class _ResumedTransfer:
                 done += len(block)
                 if total is not None and done > total:
                     raise _WrongContentError(f"more than the expected {total} bytes arrived")
-                _write(stream, block)
+                stream.write(block)
                 if self.progress is not None and done != total:
                     self.progress(self.target.name, done, total)
             stream.flush()
             os.fsync(stream.fileno())
         return done
 
-    def part_size(self) -> int:
-        """Return the number of bytes that have arrived."""
-        return self.part.stat().st_size if self.part.exists() else 0
-
-    def resume_point(self, url: str) -> tuple[int, str | None]:
-        """Return the offset to continue at, and the `If-Range` that proves it is the same file."""
-        offset = self.part_size()
+    def validator(self, url: str) -> str | None:
+        """Return the `If-Range` that proves that the part belongs to the file at this address."""
         try:
             note = json.loads(self.note.read_text(encoding="utf-8"))
-            validator = note["validator"] if note["address"] == url else None
+            return note["validator"] if note["address"] == url else None
         except (OSError, ValueError, KeyError, TypeError):
-            validator = None
-        return (0, None) if validator is None and self.sha256 is None else (offset, validator)
-
-    def write_note(self, headers: Any, url: str) -> None:
-        """Remember what the server calls this state of the file."""
-        etag = headers.get("ETag", "W/")
-        # A weak tag promises the same meaning, not the same bytes.
-        validator = headers.get("Last-Modified") if etag.startswith("W/") else etag
-        note = {"address": url, "validator": validator}
-        self.note.write_text(json.dumps(note), encoding="utf-8")
+            return None
 
     @contextlib.contextmanager
     def disk_errors(self) -> Iterator[None]:
@@ -295,7 +293,7 @@ class _ResumedTransfer:
 
 
 def _connection_error(error: Exception) -> _TransferError:
-    """Return whether a broken connection deserves another attempt."""
+    """Return what a broken connection means, and whether it deserves another attempt."""
     failures, urllib3 = need("requests", extra="data").exceptions, need("urllib3", extra="data")
     reason = getattr(error.args[0] if error.args else None, "reason", error)
     if isinstance(reason, urllib3.exceptions.NameResolutionError):
@@ -305,32 +303,17 @@ def _connection_error(error: Exception) -> _TransferError:
     if isinstance(error, failures.InvalidSchema | failures.TooManyRedirects):
         return _TransferError(f"the redirect is not followed ({error})")
     if isinstance(error, failures.Timeout | urllib3.exceptions.TimeoutError):
-        return _InterruptedTransferError("the server did not answer in time")
-    return _InterruptedTransferError(f"the connection failed ({reason})")
-
-
-def _failure(
-    target: Path, failures: list[tuple[str, _TransferError]], sha256_source: str
-) -> DownloadError | ChecksumError:
-    causes = "".join(f"\n  {address}: {error}" for address, error in failures)
-    if any(isinstance(error, _WrongContentError) for _, error in failures):
-        return ChecksumError(
-            f"{target.name} is not the expected file (its hash comes from {sha256_source}):{causes}"
-            "\nThe download was deleted. Try again: if it fails in the same way, the published "
-            f"file has changed or the network alters it. {offline_advice(target)}"
-        )
-    kept = part_path(target).stat().st_size if part_path(target).exists() else 0
-    note = (
-        f"\n{format_bytes(kept)} have arrived and are kept; call again to continue." if kept else ""
-    )
-    return DownloadError(
-        f"{target.name} could not be downloaded:{causes}{note}\n{offline_advice(target)}"
-    )
+        return _InterruptedError("the server did not answer in time")
+    return _InterruptedError(f"the connection failed ({reason})")
 
 
 def part_path(target: Path) -> Path:
     """Return the file that holds an unfinished download of `target`."""
     return target.with_name(f".{target.name}.part")
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
 
 
 def offline_advice(target: Path) -> str:
@@ -353,21 +336,8 @@ def _sha256(path: Path, state: tuple[int, int, int]) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def _pause(seconds: float) -> None:
-    time.sleep(seconds)
-
-
-def _write(stream: IO[bytes], block: bytes) -> None:
-    stream.write(block)
-
-
 def format_bytes(count: float) -> str:
-    """Return a number of bytes for people to read.
-
-    Example:
-        >>> format_bytes(512), format_bytes(6_632_372)
-        ('512 B', '6.6 MB')
-    """
+    """Return a number of bytes for people to read, such as 512 B or 6.6 MB."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000:
             return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
+from osciformer._advice import Mention, advise
 from osciformer._optional import need
 from osciformer._text import name_some
 from osciformer._types import Bool, Float, Int
@@ -23,13 +25,8 @@ from osciformer.data.batches import (
     default_pool,
     even_bounds,
 )
-from osciformer.data.files import (
-    damage_named,
-    parquet_columns,
-    parquet_files,
-    parquet_schema,
-)
-from osciformer.data.ragged import check_names, check_static, positions_of
+from osciformer.data.files import columns_to_read, damage_named, parquet_files, parquet_schema
+from osciformer.data.ragged import check_names, check_static, offsets_of, positions_of
 from osciformer.data.series import IrregularSeries, add_static, concatenate
 from osciformer.data.tables import (
     Layout,
@@ -39,6 +36,7 @@ from osciformer.data.tables import (
     read_codes,
     read_full_codes,
     read_labels,
+    sorted_rows,
     unnamed_features,
 )
 from osciformer.data.transforms import SeriesStatistics
@@ -54,15 +52,13 @@ class ParquetSeries:
     """The series of a Parquet table that need not fit into memory.
 
     The rows of a series must lie one after another, in any order of time. Opening the table reads
-    the column of ids once, to learn where each series begins, and keeps the ids and 16 bytes per
-    series. After that, memory holds one chunk at a time, or the largest series if it is longer
-    than a chunk, and the compressed columns of one row group. Reading in random order decodes a row
-    group from its beginning for each block: write large tables in row groups of about `chunk_rows`.
+    the column of ids once. After that, memory holds the ids, 16 bytes per series, one chunk (or the
+    largest series, if it is longer), and the compressed columns of one row group. Random access
+    decodes row groups from their beginning: write them with about `chunk_rows` rows.
 
     Args:
         path: A Parquet file, or a folder of them, read in the order of their names.
-        layout: Which column means what; or give the arguments of `Layout` by name. Series without
-            any value can be kept or be an error, but not be dropped.
+        layout: Which column means what; series without any value cannot be dropped.
         chunk_rows: Rows of a chunk, about.
         **settings: Arguments of `Layout`.
 
@@ -84,14 +80,16 @@ class ParquetSeries:
             raise ValueError(f"chunk_rows must be at least 1; got {chunk_rows}")
         layout = make_layout(layout, settings)
         if layout.empty == "drop":
-            raise ValueError(
-                "empty='drop' would change the numbers of the series from chunk to chunk; pass "
-                "empty='keep', and leave series out with select"
+            raise advise(
+                ValueError,
+                Mention("empty", "drop"),
+                " would change the numbers of the series from chunk to chunk; pass ",
+                Mention("empty", "keep"),
+                ", and leave series out with select",
             )
-        self._files = parquet_files(path)
-        self._groups = _row_groups(self._files)
-        schema = parquet_schema(self._files)
-        self._columns = parquet_columns(schema, layout)
+        files = parquet_files(path)
+        self._groups, schema = _row_groups(files), parquet_schema(files)
+        self._columns = columns_to_read(schema.names, layout)
         self.ids, self._offsets = self._find_series(layout.id)
         self._all_ids, self._kept = self.ids, np.ones(len(self.ids), dtype=bool)
         self._blocks = _cut_blocks(self._offsets, chunk_rows)
@@ -129,10 +127,7 @@ class ParquetSeries:
         return len(self._blocks) - 1
 
     def select(self, index: Any) -> ParquetSeries:
-        """Return the series at some positions (integers or a mask), in the order of the file.
-
-        Example: `train, test = table.select(fold_a), table.select(fold_b)`.
-        """
+        """Return the series at some positions (integers or a mask), in the order of the file."""
         chosen = np.flatnonzero(self._kept)[positions_of(index, len(self))]
         if len(chosen) == 0:
             raise ValueError("index selects no series; at least one is needed")
@@ -143,11 +138,10 @@ class ParquetSeries:
         return result
 
     def with_static(self, static: Float[np.ndarray, "n S"], names: Sequence[str]) -> ParquetSeries:
-        """Return the table with further static features, such as those of a table of patients.
+        """Return the table with further static features, which stay in memory.
 
         Args:
-            static: A row for each series, in the order of `ids`; NaN is a missing value. They stay
-                in memory.
+            static: A row for each series, in the order of `ids`; NaN is a missing value.
             names: Names of the S features.
         """
         static = check_static(static, len(self))
@@ -173,12 +167,11 @@ class ParquetSeries:
         """Return the label of each series [n] or [n, K], reading only the label column."""
         if not self.layout.labels:
             raise ValueError("the layout names no label column; pass label='...'")
-        wanted = [self.layout.id, *self.layout.labels]
-        found = []
+        layout = Layout(id=self.layout.id, time="", label=self.layout.label)
+        wanted, found = [layout.id, *layout.labels], []
         for block, table in self._tables(range(self.num_blocks), wanted):
-            labels = read_labels(table, self.layout)
-            assert labels is not None
-            found.append(labels[self._kept_in(block)])
+            labels = read_labels(sorted_rows(table, layout), layout)
+            found.append(np.asarray(labels)[self._kept_in(block)])
         return np.concatenate(found)
 
     def statistics(self) -> SeriesStatistics:
@@ -201,10 +194,7 @@ class ParquetSeries:
         return [run.tolist() for run in np.split(np.arange(self.num_blocks), cuts)]
 
     def read_blocks(self, blocks: Sequence[int]) -> Iterator[_Chunk]:
-        """Yield the selected series of consecutive blocks, and their positions in this table.
-
-        A block without a selected series gives nothing.
-        """
+        """Yield the selected series of consecutive blocks, if any, and their positions here."""
         number = np.cumsum(self._kept) - 1
         for block, table in self._tables(blocks, self._columns):
             kept = self._kept_in(block)
@@ -249,8 +239,8 @@ class ParquetSeries:
     def _decode(self, row: int, names: list[str] | None) -> Iterator[Any]:
         """Yield record batches from the row group of a row on."""
         parquet, first = need("pyarrow.parquet", extra="data"), self._first_row(row)
-        for number, path in enumerate(self._files):
-            groups = [g for g in self._groups if g.file == number and g.start >= first]
+        later = (group for group in self._groups if group.start >= first)
+        for path, groups in groupby(later, key=lambda group: group.path):
             with damage_named(path), parquet.ParquetFile(path) as file:
                 for group in groups:
                     yield from file.iter_batches(
@@ -260,28 +250,24 @@ class ParquetSeries:
     def _find_series(self, id: str) -> tuple[np.ndarray, Int[np.ndarray, "n+1"]]:
         """Return the ids and where each begins, from runs of equal entries in the id column."""
         pa, pc = need("pyarrow", extra="data"), need("pyarrow.compute", extra="data")
-        ids, starts, position, last = [], [], 0, None
+        ids, starts, position = [], [], 0
         for batch in self._decode(0, [id]):
-            if batch.num_rows == 0:
-                continue
             column = pa.chunked_array([batch.column(0)])
             codes, entries = read_full_codes(column, id, "an id", first_row=position)
-            begins = np.flatnonzero(np.concatenate(([True], np.diff(codes) != 0)))
-            runs = entries[codes[begins]]
-            if len(runs) > len(entries):
-                _refuse_scattered(runs, id)
-            if runs[0] == last:
-                runs, begins = runs[1:], begins[1:]
-            last = entries[codes[-1]]
-            ids.append(runs)
-            starts.append(begins + position)
+            begins = np.flatnonzero(np.diff(codes, prepend=-1))
+            if len(begins) > len(entries):
+                _refuse_scattered(entries[codes[begins]], id)
+            if batch.num_rows:
+                ids.append(entries[codes[begins]])
+                starts.append(begins + position)
             position += batch.num_rows
         if position == 0:
             raise ValueError("the table has no rows")
-        joined = np.concatenate(ids)
-        if pc.count_distinct(pa.array(joined)).as_py() != len(joined):
-            _refuse_scattered(joined, id)
-        return joined, np.append(np.concatenate(starts), position)
+        runs = np.concatenate(ids)
+        fresh = np.append(True, runs[1:] != runs[:-1])  # a series may go on in the next batch
+        if pc.count_distinct(pa.array(runs[fresh])).as_py() != fresh.sum():
+            _refuse_scattered(runs[fresh], id)
+        return runs[fresh], np.append(np.concatenate(starts)[fresh], position)
 
     def _name_features(self, layout: Layout, schema: Any) -> Layout:
         """Return the layout with all features by name, which no single chunk needs to show."""
@@ -300,20 +286,20 @@ class ParquetSeries:
 class _RowGroup(NamedTuple):
     """A row group: which file, its number there, and its first row in the whole table."""
 
-    file: int
+    path: Path
     number: int
     start: int
 
 
 def _row_groups(files: list[Path]) -> list[_RowGroup]:
     parquet, groups, start = need("pyarrow.parquet", extra="data"), [], 0
-    for number, path in enumerate(files):
+    for path in files:
         with damage_named(path):
             metadata = parquet.read_metadata(path)
-        for group in range(metadata.num_row_groups):
-            groups.append(_RowGroup(number, group, start))
-            start += metadata.row_group(group).num_rows
-    return groups or [_RowGroup(0, 0, 0)]
+        for number in range(metadata.num_row_groups):
+            groups.append(_RowGroup(path, number, start))
+            start += metadata.row_group(number).num_rows
+    return groups or [_RowGroup(files[0], 0, 0)]
 
 
 def _cut_blocks(offsets: Int[np.ndarray, "n+1"], rows: int) -> Int[np.ndarray, "blocks+1"]:
@@ -327,11 +313,13 @@ def _cut_blocks(offsets: Int[np.ndarray, "n+1"], rows: int) -> Int[np.ndarray, "
 
 def _refuse_scattered(ids: np.ndarray, column: str) -> None:
     entries, counts = np.unique(ids, return_counts=True)
-    raise ValueError(
+    raise advise(
+        ValueError,
         "the rows of a series must lie one after another; those of "
         f"{name_some(entries[counts > 1])} do not. Sort the table by {column!r} first, for example "
-        f"with polars: pl.scan_parquet(old).sort({column!r}).sink_parquet(new); or use "
-        "read_parquet if the table fits into memory"
+        f"with polars: pl.scan_parquet(old).sort({column!r}).sink_parquet(new); or use ",
+        Mention("stream", False, "read_parquet"),
+        " if the table fits into memory",
     )
 
 
@@ -339,19 +327,18 @@ class StreamedBatches(IterableDataset[Batch]):
     """Batches of a `ParquetSeries`, shuffled through a pool, with bounded memory.
 
     Blocks of the table are dealt to shards, one per rank and worker. A shard reads its blocks in
-    random order into a pool of `pool_blocks`, shuffles the pool, and cuts it into batches of
-    similar length. Each series comes once per epoch. All shards have the same number of batches;
-    their sizes differ a little so that this comes out even.
+    random order into a pool, shuffles the pool, and cuts it into batches of similar length. Each
+    series comes once per epoch. All shards have the same number of batches, of nearly equal sizes.
 
     Args:
         table: The table.
         batch_size: Largest number of series per batch.
         shuffle: Draw another order each epoch; otherwise blocks come in the order of the file.
-        seed: Seed of the order; with the epoch it decides everything.
+        seed: Seed of the order, which depends on seed and epoch only.
         pool_blocks: Blocks in the pool: more mixes better and takes more memory.
-        prepare: Applied to each chunk, such as `SeriesTransform.transform`, or the encoding of
-            labels. It must keep the number of series.
-        make_batch: Makes a batch of the series of a pool at some positions; `collate` by default.
+        prepare: Applied to each chunk, such as `SeriesTransform.transform`; keeps the number of
+            series.
+        make_batch: Makes a batch of some positions of the pooled series; `collate` by default.
         weight: Weights of the series of the table [n].
         rank: Number of this process.
         world_size: Number of processes.
@@ -410,8 +397,8 @@ class StreamedBatches(IterableDataset[Batch]):
     def _deal(self) -> list[list[list[int]]]:
         """Return the runs of blocks of each shard, in the order of this epoch.
 
-        Large runs are dealt first, each to the shard that has least. Which runs go together is the
-        same in all epochs, and with it the number of batches; who gets them, and when, is not.
+        Large runs are dealt first, each to the shard that has least. Which runs go together, and
+        with it the number of batches, is the same in all epochs.
         """
         num_shards = self.world_size * max(self.num_workers, 1)
         sizes = self.table.series_per_block()
@@ -449,21 +436,18 @@ class StreamedBatches(IterableDataset[Batch]):
         sizes = self.table.series_per_block()
         total = sum(int(sizes[run].sum()) for run in runs)
         widths = np.diff(even_bounds(total, steps))
+        # A run may have holes where nothing is selected; reading skips those.
+        ranges = (range(run[0], run[-1] + 1) for run in runs)
+        chunks = chain.from_iterable(map(self.table.read_blocks, ranges))
         pool: list[_Chunk] = []
-        for number_read, chunk in enumerate(self._chunks(runs), start=1):
-            pool.append(chunk)
+        for number_read, (positions, chunk) in enumerate(chunks, start=1):
+            pool.append((positions, chunk if self.prepare is None else self.prepare(chunk)))
             if number_read % self.pool_blocks == 0:
                 pooled = sum(len(positions) for positions, _ in pool)
                 ready = int(np.searchsorted(np.cumsum(widths), pooled, side="right"))
                 yield from self._cut(pool, widths[:ready], default_pool(steps), generator)
                 widths = widths[ready:]
         yield from self._cut(pool, widths, default_pool(steps), generator)
-
-    def _chunks(self, runs: list[list[int]]) -> Iterator[_Chunk]:
-        for run in runs:
-            # A run may have holes where nothing is selected; reading skips those.
-            for positions, chunk in self.table.read_blocks(range(run[0], run[-1] + 1)):
-                yield positions, chunk if self.prepare is None else self.prepare(chunk)
 
     def _cut(
         self,
@@ -479,14 +463,12 @@ class StreamedBatches(IterableDataset[Batch]):
         series = concatenate([part for _, part in pool])
         order = generator.permutation(len(series)) if self.shuffle else np.arange(len(series))
         used, rest = order[: widths.sum()], order[widths.sum() :]
-        bounds = np.concatenate(([0], np.cumsum(widths)))
-        batches = cut_by_length(used, series.lengths, bounds, pool_batches)
+        batches = cut_by_length(used, series.lengths, offsets_of(widths), pool_batches)
         turns = generator.permutation(len(batches)) if self.shuffle else range(len(batches))
         pool[:] = [(positions[rest], series[rest])] if len(rest) else []
         for turn in turns:
-            chosen = batches[turn]
-            batch = self.make_batch(series, chosen)
-            index = positions[chosen]
+            batch = self.make_batch(series, batches[turn])
+            index = positions[batches[turn]]
             weight = batch.weight if self.weight is None else torch.from_numpy(self.weight[index])
             yield replace(batch, index=torch.from_numpy(index), weight=weight)
 
@@ -509,7 +491,7 @@ def make_stream_loader(
         **settings: Other arguments of `StreamedBatches`.
     """
     dataset = StreamedBatches(table, batch_size, num_workers=num_workers, **settings)
-    # Workers are started afresh each epoch: they learn its number when they get the data set.
+    # Workers start afresh each epoch: they learn its number when they get the data set.
     return DataLoader(
         dataset,
         batch_size=None,

@@ -11,8 +11,9 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
+from osciformer._advice import Mention, advise
 from osciformer._text import check_choice, name_some
-from osciformer._types import Bool, Float, Int
+from osciformer._types import Float, Int
 
 Duplicates = Literal["error", "mean", "last", "keep"]
 
@@ -26,24 +27,14 @@ class Rows(NamedTuple):
 
 
 def offsets_of(lengths: Int[np.ndarray, "n"]) -> Int[np.ndarray, "n+1"]:
-    """Return where each series begins, followed by the total.
-
-    Example:
-        >>> offsets_of(np.array([2, 0, 3]))
-        array([0, 2, 2, 5])
-    """
+    """Return where each series begins, followed by the total: lengths 2, 0, 3 give 0, 2, 2, 5."""
     offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
     np.cumsum(lengths, out=offsets[1:])
     return offsets
 
 
 def series_of_rows(offsets: Int[np.ndarray, "n+1"]) -> Int[np.ndarray, "T"]:
-    """Return the position of the series that each row belongs to.
-
-    Example:
-        >>> series_of_rows(np.array([0, 2, 2, 5]))
-        array([0, 0, 2, 2, 2])
-    """
+    """Return the position of the series of each row: offsets 0, 2, 2, 5 give 0, 0, 2, 2, 2."""
     return np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
 
 
@@ -215,7 +206,7 @@ def check_static(static: Any, num_series: int) -> Float[np.ndarray, "n S"]:
     if static.ndim != 2 or len(static) != num_series:
         raise ValueError(f"static must be [{num_series}, S]; got {list(static.shape)}")
     if np.isinf(static).any():
-        series = int(np.argwhere(np.isinf(static))[0, 0])
+        series = int(np.isinf(static).any(axis=1).argmax())
         raise ValueError(f"static must be finite or NaN; series number {series} has an infinity")
     return static
 
@@ -241,7 +232,7 @@ def check_labels(labels: Any, num_series: int) -> np.ndarray:
 
 
 def merge_equal_times(rows: Rows, ids: np.ndarray, *, duplicates: Duplicates) -> Rows:
-    """Return rows whose times differ within each series [n], unless duplicates are kept.
+    """Return rows whose times differ within each series, unless duplicates are kept.
 
     `mean` and `last` merge the values that are present at one time, feature by feature.
     """
@@ -255,37 +246,32 @@ def merge_equal_times(rows: Rows, ids: np.ndarray, *, duplicates: Duplicates) ->
         return rows
     owner = series_of_rows(offsets)
     if duplicates == "error":
-        repeated = np.flatnonzero(~begins)
-        first = repeated[0]
-        raise ValueError(
-            f"{len(repeated)} rows have the time of another row of their series, the first at "
-            f"t={times[first]:g} of series {ids[owner[first]]!s}; series concerned: "
-            f"{name_some(ids[np.unique(owner[repeated])])}. Pass duplicates='mean' or 'last' to "
-            "merge such rows, or 'keep' to take them as separate observations at one time"
+        wrong = np.flatnonzero(~begins)
+        raise advise(
+            ValueError,
+            f"{len(wrong)} rows have the time of another row of their series, the first at "
+            f"t={times[wrong[0]]:g} of series {ids[owner[wrong[0]]]!s}; series concerned: "
+            f"{name_some(ids[np.unique(owner[wrong])])}. Pass ",
+            Mention("duplicates", "mean"),
+            " or 'last' to merge such rows, or 'keep' to take them as separate observations at one "
+            "time",
         )
-    merged = values[begins]
     tied = ~(begins & np.append(begins[1:], True))  # rows that share their time with another row
-    groups = np.cumsum(begins)[tied] - 1
-    merged[np.unique(groups)] = _merge(values[tied], begins[tied], duplicates)
+    groups, starts = np.cumsum(begins)[tied] - 1, np.flatnonzero(begins[tied])
+    repeated, merged = values[tied], values[begins]
+    observed = ~np.isnan(repeated)
+    if duplicates == "last":
+        row = np.where(observed, np.arange(len(repeated))[:, None], -1)
+        latest = np.maximum.reduceat(row, starts, axis=0)
+        settled = np.take_along_axis(repeated, np.maximum(latest, 0), axis=0)
+        settled[latest < 0] = np.nan
+    else:
+        count = np.add.reduceat(observed.astype(np.int64), starts, axis=0)
+        total = np.add.reduceat(np.where(observed, repeated, 0.0).astype(float), starts, axis=0)
+        settled = np.where(count > 0, total / np.maximum(count, 1), np.nan)
+    merged[np.unique(groups)] = settled
     lengths = np.bincount(owner[begins], minlength=len(offsets) - 1)
     return Rows(times[begins], merged, offsets_of(lengths))
-
-
-def _merge(
-    values: Float[np.ndarray, "T F"], begins: Bool[np.ndarray, "T"], how: str
-) -> Float[np.ndarray, "R F"]:
-    """Return one row per group of tied rows."""
-    starts = np.flatnonzero(begins)
-    observed = ~np.isnan(values)
-    if how == "last":
-        row = np.where(observed, np.arange(len(values))[:, None], -1)
-        latest = np.maximum.reduceat(row, starts, axis=0)
-        picked = np.take_along_axis(values, np.maximum(latest, 0), axis=0)
-        return np.where(latest >= 0, picked, np.float32(np.nan))
-    count = np.add.reduceat(observed.astype(np.int64), starts, axis=0)
-    total = np.add.reduceat(np.where(observed, values.astype(np.float64), 0.0), starts, axis=0)
-    mean = total / np.maximum(count, 1)
-    return np.where(count > 0, mean, np.nan).astype(np.float32)
 
 
 def pivot_variables(
@@ -298,10 +284,10 @@ def pivot_variables(
     feature_names: tuple[str, ...],
     duplicates: Duplicates,
 ) -> Rows:
-    """Return a row per series and time, with a column per variable, from single entries.
+    """Return a row per series and time, with a column per variable and NaN where there is no entry.
 
-    Entries are sorted by series (`owner`) and time, and none is NaN. Cells without an entry are
-    NaN. With `duplicates="keep"`, several entries of one cell give several rows at that time.
+    Entries are sorted by series (`owner`) and time, and none is NaN. With `duplicates="keep"`,
+    several entries of one cell give several rows at that time.
     """
     width = len(feature_names)
     if len(owner) == 0:
@@ -320,20 +306,22 @@ def pivot_variables(
         fresh = np.concatenate(([True], np.diff(cell) != 0))
         if duplicates == "error":
             where = order[np.argmin(fresh)]
-            raise ValueError(
+            raise advise(
+                ValueError,
                 f"{num_repeated} values repeat a variable at the same time of a series, such as "
                 f"{feature_names[feature[where]]!r} at t={times[where]:g} of series "
-                f"{ids[owner[where]]!s}; pass duplicates='mean', 'last' or 'keep'"
+                f"{ids[owner[where]]!s}; pass ",
+                Mention("duplicates", "mean"),
+                ", 'last' or 'keep'",
             )
         starts = np.flatnonzero(fresh)
+        counts = np.diff(np.append(starts, len(cell)))
         if duplicates == "mean":
             total = np.add.reduceat(value[order].astype(np.float64), starts)
-            table.reshape(-1)[cell[starts]] = total / np.diff(np.append(starts, len(cell)))
+            table.reshape(-1)[cell[starts]] = total / counts
         else:
             rank = np.empty(len(cell), dtype=np.int64)
-            rank[order] = np.arange(len(cell)) - np.repeat(
-                starts, np.diff(np.append(starts, len(cell)))
-            )
+            rank[order] = np.arange(len(cell)) - np.repeat(starts, counts)
             copies = np.maximum.reduceat(rank, first) + 1
             row = offsets_of(copies)[row] + rank
             table = np.full((int(copies.sum()), width), np.nan, dtype=np.float32)

@@ -1,12 +1,7 @@
 """Public data sets by name: what is known, where the files lie, and how they are verified.
 
-A data set is looked for in the folder that `OSCIFORMER_DATA` names, then in the cache, and is then
-downloaded. Both variables are read at each call:
-
-| variable | names | default |
-| --- | --- | --- |
-| `OSCIFORMER_DATA` | a folder of data sets that is searched first and never written to | none |
-| `OSCIFORMER_CACHE` | the folder for downloads | the cache folder of the platform |
+A data set is looked for in the folder that `OSCIFORMER_DATA` names, which is never written to, then
+in the cache (`OSCIFORMER_CACHE`, or the cache folder of the platform), and is then downloaded.
 
 `OSCIFORMER_DATA` holds compact copies (`physionet2012/set-a.parquet`, `uea/BasicMotions.npz`,
 `tpp/taxi.parquet`, as `describe_dataset` lists them) or the public files under the name of the
@@ -32,17 +27,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from osciformer._advice import Mention, advise
 from osciformer._files import write_json
 from osciformer._optional import need
 from osciformer._text import did_you_mean
-from osciformer.data.dataset_info import (
-    DataFile,
-    DatasetInfo,
-    Request,
-    Source,
-    Task,
-    read_catalog,
-)
+from osciformer.data.dataset_info import DataFile, DatasetInfo, Request, Source, Task, read_catalog
 from osciformer.data.datasets import events, physionet2012, uea
 from osciformer.data.download import (
     CACHE_VARIABLE,
@@ -68,12 +57,7 @@ _REGISTRY: dict[str, DatasetInfo] = {}
 
 
 def register_dataset(info: DatasetInfo, *, replace: bool = False) -> None:
-    """Add a data set to the registry of this process.
-
-    Args:
-        info: The data set.
-        replace: Whether it may take the place of one with the same name.
-    """
+    """Add a data set to the registry of this process; `replace` allows a name that is taken."""
     # A name is also a folder.
     if not info.name or info.name != Path(info.name).name or info.name.startswith("."):
         raise ValueError(f"name must be usable as the name of a folder, got {info.name!r}")
@@ -90,17 +74,15 @@ for _dataset in read_catalog(
 
 
 def list_datasets(task: Task | None = None) -> tuple[str, ...]:
-    """Return the names of the registered data sets, sorted and ignoring case.
-
-    Args:
-        task: Only those for this task.
+    """Return the names of the registered data sets, or of those for a task, ignoring case.
 
     Example:
         >>> list_datasets("classification")[:3]
         ('ArticularyWordRecognition', 'AtrialFibrillation', 'BasicMotions')
     """
-    chosen = (info.name for info in _REGISTRY.values() if task in (None, info.task))
-    return tuple(sorted(chosen, key=str.casefold))
+    return tuple(
+        sorted((n for n, i in _REGISTRY.items() if task in (None, i.task)), key=str.casefold)
+    )
 
 
 def dataset_info(name: str) -> DatasetInfo:
@@ -116,8 +98,11 @@ def dataset_info(name: str) -> DatasetInfo:
     if name in _REGISTRY:
         return _REGISTRY[name]
     hint = did_you_mean(name, _REGISTRY)
-    raise UnknownDatasetError(
-        f"no data set is called {name!r}; {hint}{' ' if hint else ''}list_datasets() has them all"
+    raise advise(
+        UnknownDatasetError,
+        f"no data set is called {name!r}; {hint}{' ' if hint else ''}",
+        Mention("data list", python="list_datasets()"),
+        " has them all",
     )
 
 
@@ -158,10 +143,7 @@ def _file_lines(source: Source) -> list[str]:
 
 
 def dataset_path(name: str) -> Path:
-    """Return the folder of the cache for a data set's public files, which need not exist yet.
-
-    A file that was downloaded by other means is found if it is put there.
-    """
+    """Return the folder of the cache for a data set's public files, which need not exist yet."""
     return cache_folder() / "datasets" / dataset_info(name).name
 
 
@@ -192,13 +174,7 @@ def fetch_dataset(
 ) -> tuple[Path, ...]:
     """Return the files of a data set on this machine, downloaded if needed, without reading them.
 
-    Args:
-        name: A name of `list_datasets()`.
-        split: One of its splits; None for all.
-        fold: One of its folds; None for all.
-        download: Whether files may be downloaded.
-        verify: As for `get_dataset`.
-        progress: As for `get_dataset`.
+    Arguments are as for `get_dataset`; without a split or fold, all files are returned.
     """
     info = dataset_info(name)
     _check_choice(info, "split", split, (None, *info.splits))
@@ -223,16 +199,12 @@ def get_dataset(
         split: One of its splits, such as `"train"`; `dataset_info(name).splits` lists them.
         fold: One of its folds, for sets that come in folds.
         download: Whether files may be downloaded; if not, they must be on this machine.
-        verify: Whether a file in `OSCIFORMER_DATA` must have the registered hash. Downloads are
-            always verified.
-        progress: Whether to draw a bar while downloading, or a callback `(file, done, total)`;
-            by default a bar if standard error is a terminal.
+        verify: Whether files in `OSCIFORMER_DATA` must have the registered hash; downloads always.
+        progress: Whether to draw a bar (None: on a terminal), or a callback `(file, done, total)`.
 
     Raises:
-        UnknownDatasetError: If there is no such data set, split or fold.
-        MissingFileError: If a file is not here and cannot or must not be downloaded.
-        DownloadError: If a download fails; the next call continues where it stopped.
-        ChecksumError: If a file is not the expected one.
+        DatasetError: If there is no such data set, split or fold, or a file is missing, is not the
+            expected one, or cannot be downloaded; the next call continues the download.
     """
     info = dataset_info(name)
     _check_choice(info, "split", split, info.splits)
@@ -261,55 +233,48 @@ def find_files(
     info: DatasetInfo, *, split: str | None, fold: int | None, options: _Options
 ) -> tuple[Source, dict[str, Path]]:
     """Return the source that serves the request, and its files by `DataFile.path`."""
-    folder = _local_folder()
-    if folder is not None:
-        for source, base in ((info.local, folder), (info.public, folder / info.name)):
-            if source is None or not source.holds(split) or (split is None and source.splits):
-                continue
-            needed = source.needed(split, fold)
-            if needed and all((base / file.path).is_file() for file in needed):
-                for file in needed:
-                    if options.is_verified:
-                        _verify_local(file, base / file.path)
-                return source, {file.path: base / file.path for file in needed}
-    if info.public is None or not info.public.holds(split):
-        raise MissingFileError(_no_address(info, split, folder))
-    needed = info.public.needed(split, fold)
-    return info.public, {file.path: _obtain(info.name, file, options) for file in needed}
-
-
-def _local_folder() -> Path | None:
-    """Return the folder that `OSCIFORMER_DATA` names, or None if the variable is not set."""
-    value = os.environ.get(DATA_VARIABLE, "").strip()
-    if not value:
-        return None
-    folder = Path(value).expanduser()
-    if not folder.is_dir():
+    given = os.environ.get(DATA_VARIABLE, "").strip()
+    folder = Path(given).expanduser() if given else None
+    if folder is not None and not folder.is_dir():
         raise DatasetError(
-            f"{DATA_VARIABLE} is {value!r}, which is not a folder; correct the variable or unset it"
+            f"{DATA_VARIABLE} is {given!r}, which is not a folder; correct the variable or unset it"
         )
-    return folder
-
-
-def _verify_local(file: DataFile, path: Path) -> None:
-    got = None if file.sha256 is None else file_sha256(path)
-    if got != file.sha256:
-        raise ChecksumError(
-            f"{path} is not the expected file: SHA-256 expected {file.sha256}, got {got}; replace "
-            f"it, pass verify=False to read it anyway, or unset {DATA_VARIABLE}"
+    bases = () if folder is None else ((info.local, folder), (info.public, folder / info.name))
+    for source, base in bases:
+        if source is None or not source.holds(split) or (split is None and source.splits):
+            continue
+        files = {file: base / file.path for file in source.needed(split, fold)}
+        if files and all(path.is_file() for path in files.values()):
+            for file, path in files.items():
+                if options.is_verified and file.sha256 not in (None, file_sha256(path)):
+                    raise ChecksumError(
+                        f"{path} is not the expected file: SHA-256 expected {file.sha256}, got "
+                        f"{file_sha256(path)}; replace it, pass verify=False to read it anyway, or "
+                        f"unset {DATA_VARIABLE}"
+                    )
+            return source, {file.path: path for file, path in files.items()}
+    if info.public is not None and info.public.holds(split):
+        needed = info.public.needed(split, fold)
+        return info.public, {file.path: _obtain(info.name, file, options) for file in needed}
+    part = f"split {split!r} of data set {info.name!r}" if split else f"data set {info.name!r}"
+    if info.local is None or not info.local.holds(split):
+        raise MissingFileError(
+            f"{part} has neither a public address nor a form to keep in {DATA_VARIABLE}"
         )
+    names = ", ".join(file.path for file in info.local.needed(split, None))
+    where = f"{DATA_VARIABLE} ({folder})" if folder else f"a folder that {DATA_VARIABLE} names"
+    raise MissingFileError(f"{part} has no public address; put {names} into {where}")
 
 
 def _obtain(name: str, file: DataFile, options: _Options) -> Path:
     """Return the verified file in the cache, downloaded if needed."""
     folder = dataset_path(name)
     target = folder / file.path
+    may_download = options.may_download and bool(file.addresses)
     # A file under its final name is complete: reading it needs neither a lock nor a writable cache.
-    if target.is_file():
-        expected = _expected_sha256(folder, file)
-        if expected is not None and file_sha256(target) == expected:
-            return target
-    elif not options.may_download or not file.addresses:
+    if target.is_file() and file_sha256(target) == _expected_sha256(folder, file):
+        return target
+    if not target.is_file() and not may_download:
         raise MissingFileError(
             f"{file.path} of data set {name!r} is not on this machine"
             + (", and download=False" if file.addresses else ", and no public address is known")
@@ -317,28 +282,30 @@ def _obtain(name: str, file: DataFile, options: _Options) -> Path:
         )
     with _exclusive(folder):
         # Another process may have brought the file while this one waited.
-        expected = _expected_sha256(folder, file)
-        got, source = "", f"file found at {target}"
-        if target.is_file():
-            got = file_sha256(target)
-            if expected == got:
-                return target
-            if expected is not None and not (options.may_download and file.addresses):
-                raise ChecksumError(
-                    f"{target} is not the expected file: SHA-256 expected {expected}, got {got}; "
-                    f"delete it and get it again. {offline_advice(target)}"
-                )
+        expected, address = _expected_sha256(folder, file), f"file found at {target}"
+        if target.is_file() and file_sha256(target) == expected:
+            return target
+        if target.is_file() and expected is not None and not may_download:
+            raise ChecksumError(
+                f"{target} is not the expected file: SHA-256 expected {expected}, got "
+                f"{file_sha256(target)}; delete it and get it again. {offline_advice(target)}"
+            )
         if not target.is_file() or expected is not None:
             target.parent.mkdir(parents=True, exist_ok=True)
-            source, got, _ = download(
+            recorded = (
+                f"the first download, recorded in {folder / HASHES_NAME}; "
+                "delete that file if the publisher has replaced this one on purpose"
+            )
+            address = download(
                 file.addresses,
                 target,
                 sha256=expected,
-                sha256_source="the registry" if file.sha256 else _first_download(folder),
+                sha256_source="the registry" if file.sha256 else recorded,
                 size=file.size,
                 progress=options.progress,
-            )
-        record = {"sha256": got, "size": target.stat().st_size, "source": source}
+            ).address
+        got = file_sha256(target)
+        record = {"sha256": got, "size": target.stat().st_size, "source": address}
         write_json(folder / HASHES_NAME, _read_hashes(folder) | {file.path: record})
     if expected is None:
         warnings.warn(
@@ -376,17 +343,7 @@ def _exclusive(folder: Path, *, timeout: float = 3600.0) -> Iterator[None]:
 
 def _expected_sha256(folder: Path, file: DataFile) -> str | None:
     """Return the registered hash, or the one of the first download."""
-    if file.sha256 is not None:
-        return file.sha256
-    recorded = _read_hashes(folder).get(file.path, {}).get("sha256")
-    return recorded if isinstance(recorded, str) else None
-
-
-def _first_download(folder: Path) -> str:
-    return (
-        f"the first download, recorded in {folder / HASHES_NAME}; "
-        "delete that file if the publisher has replaced this one on purpose"
-    )
+    return file.sha256 or _read_hashes(folder).get(file.path, {}).get("sha256")
 
 
 def _read_hashes(folder: Path) -> dict[str, dict[str, Any]]:
@@ -401,13 +358,3 @@ def _read_hashes(folder: Path) -> dict[str, dict[str, Any]]:
     if not isinstance(content, dict) or not all(isinstance(v, dict) for v in content.values()):
         raise DatasetError(f"{path} is not a record of hashes; delete it and try again")
     return content
-
-
-def _no_address(info: DatasetInfo, split: str | None, folder: Path | None) -> str:
-    part = f"split {split!r} of data set {info.name!r}" if split else f"data set {info.name!r}"
-    local = info.local
-    if local is None or not local.holds(split):
-        return f"{part} has neither a public address nor a form to keep in {DATA_VARIABLE}"
-    names = ", ".join(file.path for file in local.needed(split, None))
-    where = f"{DATA_VARIABLE} ({folder})" if folder else f"a folder that {DATA_VARIABLE} names"
-    return f"{part} has no public address; put {names} into {where}"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, overload
 
 import numpy as np
 
+from osciformer._advice import Mention, advise
 from osciformer._optional import need
 from osciformer._text import check_choice, name_some
 from osciformer._types import Float, Int
@@ -55,16 +56,13 @@ EXACT_INTEGER = 2**53
 class TimeAxis:
     """The meaning of the float64 times of an `IrregularSeries`.
 
-    Dates and durations become numbers of a unit. With `origin="series"` a series begins at 0, and
-    the container keeps where that was; with `origin="absolute"` numbers stay as they were, and
-    dates count from 1970-01-01 UTC.
-
     Args:
         kind: What the times were: `number`, `datetime` or `duration`.
         unit: Unit of the float64 times, one of ns, us, ms, s, min, h, d; None for numbers.
         resolution: Unit of the stored dates (ns, us, ms or s), to which decoded times are rounded.
         timezone: Time zone of the dates, such as `Europe/Vienna`; None for naive ones.
-        origin: `absolute` or `series`.
+        origin: `series`, each series begins at 0, and the container keeps where that was; or
+            `absolute`, numbers stay as they were, and dates count from 1970-01-01 UTC.
 
     Example:
         >>> axis = TimeAxis("datetime", unit="h", resolution="s", origin="series")
@@ -103,13 +101,10 @@ class TimeAxis:
         """Return numbers as they are, and dates or durations as ticks of `resolution`."""
         wanted = {"number": "iuf", "datetime": "M", "duration": "m"}[self.kind]
         if moments.dtype.kind not in wanted:
+            hint = ". Pass numpy.datetime64 in UTC, such as index.tz_convert(None).to_numpy()"
             raise TypeError(
                 f"these series have times of kind {self.kind!r}; got {moments.dtype}"
-                + (
-                    ". Pass numpy.datetime64 in UTC, such as index.tz_convert(None).to_numpy()"
-                    if self.kind == "datetime"
-                    else ""
-                )
+                + (hint if self.kind == "datetime" else "")
             )
         if self.kind == "number":
             return moments
@@ -117,43 +112,31 @@ class TimeAxis:
 
     @property
     def _dtype(self) -> str:
-        """NumPy's name of the dates or durations."""
-        name = "datetime64" if self.kind == "datetime" else "timedelta64"
-        return f"{name}[{self.resolution}]"
+        return f"{'datetime' if self.kind == 'datetime' else 'timedelta'}64[{self.resolution}]"
 
-    def encode(
-        self, ticks: np.ndarray, origins: Int[np.ndarray, "T"] | Float[np.ndarray, "T"] | None
-    ) -> Float[np.ndarray, "T"]:
-        """Return float64 times from numbers, or from dates and durations in ticks.
+    def encode(self, ticks: np.ndarray, origins: np.ndarray | None) -> Float[np.ndarray, "T"]:
+        """Return times [T] in `unit` from ticks [T] and, for `origin="series"`, their origins [T].
 
-        Args:
-            ticks: Integers (ticks of `resolution`) or, for numbers, integers or floats [T].
-            origins: The origin of each time [T], in ticks; None for `origin="absolute"`.
-
-        Returns:
-            Times in `unit` since the origin.
+        Ticks are numbers, or dates and durations as integers of `resolution`.
         """
         # Integers are subtracted as integers: that is exact even for nanoseconds since 1970.
         since = ticks if origins is None else ticks - origins
         if self.kind == "number" and np.issubdtype(since.dtype, np.integer):
             far = np.abs(since) > EXACT_INTEGER
             if far.any():
-                raise ValueError(
+                raise advise(
+                    ValueError,
                     f"the integer time {since[far][0]} is beyond 2**53, where float64 cannot tell "
-                    "neighbours apart; pass origin='series' so that each series begins at 0"
+                    "neighbours apart; pass ",
+                    Mention("origin", "series"),
+                    " so that each series begins at 0",
                 )
         return since.astype(np.float64) / self.ticks_per_unit
 
-    def decode(
-        self,
-        times: Float[np.ndarray, "T"],
-        origins: Int[np.ndarray, "T"] | Float[np.ndarray, "T"] | None,
-    ) -> np.ndarray:
+    def decode(self, times: Float[np.ndarray, "T"], origins: np.ndarray | None) -> np.ndarray:
         """Return the numbers, `datetime64` (UTC if there is a time zone) or `timedelta64` of times.
 
-        Args:
-            times: Times as in the container [T].
-            origins: The origin of each time [T]; None for `origin="absolute"`.
+        `origins` [T] are those of the times, in ticks; None for `origin="absolute"`.
         """
         if self.kind == "number":
             return np.asarray(times if origins is None else times + origins, dtype=np.float64)
@@ -174,21 +157,13 @@ class TimeAxis:
 
 @dataclass(frozen=True)
 class SingleSeries:
-    """One series of an `IrregularSeries`; its arrays are views.
+    """One series of an `IrregularSeries`; its arrays are views."""
 
-    Attributes:
-        id: Its name.
-        times: Observation times [N], float64.
-        values: Values [N, F], float32; NaN is a missing one.
-        static: Static features [S], or None.
-        label: Its class, its target or its targets [K], or None.
-    """
-
-    id: Any
-    times: Float[np.ndarray, "N"]
-    values: Float[np.ndarray, "N F"]
-    static: Float[np.ndarray, "S"] | None = None
-    label: Any = None
+    id: Any  #: Its name.
+    times: Float[np.ndarray, "N"]  #: Observation times, float64.
+    values: Float[np.ndarray, "N F"]  #: Values, float32; NaN is a missing one.
+    static: Float[np.ndarray, "S"] | None = None  #: Static features.
+    label: Any = None  #: Its class, its target or its targets [K].
 
     def __len__(self) -> int:
         return len(self.times)
@@ -197,14 +172,12 @@ class SingleSeries:
 class IrregularSeries:
     """Many series of different lengths, each with its own times, in flat arrays.
 
-    The rows of all series lie one after another; `offsets` says where each begins. `len()` counts
-    series, and indexing takes what scikit-learn's splitters give: a slice, a boolean mask or an
-    integer array returns an `IrregularSeries`, a single integer a `SingleSeries`.
+    `len()` counts series, and indexing takes what scikit-learn's splitters give: a slice, a mask or
+    an integer array returns an `IrregularSeries`, a single integer a `SingleSeries`.
 
-    This constructor takes flat arrays. It refuses times that are not finite or that decrease,
-    infinite values, and shapes that do not fit. It allows equal times within a series and series
-    without rows. `from_arrays`, `from_padded` and `from_frame` take other forms, and have options
-    for equal times and empty series.
+    This constructor refuses times that are not finite or that decrease within a series, and
+    infinite values. `from_arrays`, `from_padded` and `from_frame` take other forms, and have
+    options for equal times and empty series.
 
     Args:
         times: Times of all rows, in one unit, not decreasing within a series.
@@ -288,25 +261,22 @@ class IrregularSeries:
             times: One array [N] per series; N may differ.
             values: One array [N, F] per series, or [N] if there is one feature; NaN is missing.
             sort: Sort each series by time; otherwise unsorted times are an error.
-            duplicates: What to do about equal times within a series: `error`, the `mean` or the
-                `last` of the values, feature by feature, or `keep` all rows.
-            empty: What to do about series without any value: `error`, `drop` or `keep`.
-            **others: `ids`, `static`, `labels`, `feature_names`, `static_names`, `time_axis`,
-                `origins` as for the class.
+            duplicates: For equal times within a series: `error`, `mean` or `last` of the values,
+                feature by feature, or `keep` all rows.
+            empty: For series without any value: `error`, `drop` or `keep`.
+            **others: `ids`, `static`, `labels` and the other arguments of the class.
 
         Example:
             >>> IrregularSeries.from_arrays([[0.0, 1.0], [0.5]], [[1.0, 2.0], [3.0]])
             IrregularSeries(2 series, 3 observations of 1 feature, lengths 1 to 2)
         """
         rows = flatten(times, values)
-        ids = others.get("ids")
-        names = np.arange(len(times)) if ids is None else as_plain_array("ids", ids)
         if sort:
             order = np.lexsort((rows.times, series_of_rows(rows.offsets)))
             rows = Rows(rows.times[order], rows.values[order], rows.offsets)
-        check_times(rows.times, rows.offsets, names)
-        rows = merge_equal_times(rows, names, duplicates=duplicates)
-        return cls(*rows, **others).settle_empty(empty)
+        series = cls(*rows, **others)
+        rows = merge_equal_times(rows, series.ids, duplicates=duplicates)
+        return series._build(*rows, slice(None)).settle_empty(empty)
 
     @classmethod
     def from_padded(
@@ -323,10 +293,9 @@ class IrregularSeries:
         Args:
             values: Padded values [n, N, F]; NaN is a missing one.
             times: Times [n, N], or [N] if all series share them; 0, 1, ... if not given.
-            lengths: Number of rows of each series [n]; if not given, rows at the end in which all
-                features are NaN are padding.
-            empty: What to do about series without any value: `error`, `drop` or `keep`.
-            **others: As for the class.
+            lengths: Rows of each series [n]; by default, rows of NaN at the end are padding.
+            empty: For series without any value: `error`, `drop` or `keep`.
+            **others: Arguments of the class.
 
         Example:
             >>> padded = np.array([[[1.0], [2.0]], [[3.0], [np.nan]]])
@@ -371,9 +340,7 @@ class IrregularSeries:
     @property
     def num_observed(self) -> Int[np.ndarray, "n"]:
         """Number of values of each series that are not missing."""
-        total = np.zeros(len(self.times) + 1, dtype=np.int64)
-        np.cumsum((~np.isnan(self.values)).sum(axis=1), out=total[1:])
-        return np.diff(total[self.offsets])
+        return np.diff(offsets_of((~np.isnan(self.values)).sum(axis=1))[self.offsets])
 
     @property
     def spans(self) -> Float[np.ndarray, "n"]:
@@ -402,9 +369,12 @@ class IrregularSeries:
             return self._single(int(key))
         if isinstance(key, slice):
             start, stop, step = key.indices(len(self))
-            if step == 1:
-                return self._range(start, max(start, stop))
-            key = np.arange(start, stop, step)
+            if step != 1:
+                return self.take(np.arange(start, stop, step))
+            key = slice(start, max(start, stop))
+            offsets = self.offsets[start : key.stop + 1]
+            rows = slice(offsets[0], offsets[-1])
+            return self._build(self.times[rows], self.values[rows], offsets - offsets[0], key)
         return self.take(key)
 
     def take(self, index: Any) -> IrregularSeries:
@@ -412,11 +382,6 @@ class IrregularSeries:
         index = positions_of(index, len(self))
         rows, offsets = rows_of_series(self.offsets, index)
         return self._build(self.times[rows], self.values[rows], offsets, index)
-
-    def _range(self, start: int, stop: int) -> IrregularSeries:
-        rows = slice(self.offsets[start], self.offsets[stop])
-        offsets = self.offsets[start : stop + 1] - self.offsets[start]
-        return self._build(self.times[rows], self.values[rows], offsets, slice(start, stop))
 
     def _single(self, position: int) -> SingleSeries:
         if not -len(self) <= position < len(self):
@@ -455,22 +420,21 @@ class IrregularSeries:
         return IrregularSeries(**{**vars(self), **changes})
 
     def settle_empty(self, empty: Empty) -> IrregularSeries:
-        """Return this container if each series has a value, and otherwise do as told.
-
-        Args:
-            empty: For series without rows, or whose values are all missing: `error`, `drop` them,
-                or `keep` them (a model then has only their static features).
-        """
+        """Return the series; those without any value are an `error`, or are to `drop` or `keep`."""
         check_choice("empty", empty, get_args(Empty))
         without = self.num_observed == 0
         if empty == "keep" or not without.any():
             return self
         if empty == "drop":
             return self.take(~without)
-        raise ValueError(
+        raise advise(
+            ValueError,
             f"{int(without.sum())} of {len(self)} series have no value at all: "
-            f"{name_some(self.ids[without])}. Pass empty='drop' to leave them out, or "
-            "empty='keep' to have predictions for them too"
+            f"{name_some(self.ids[without])}. Pass ",
+            Mention("empty", "drop"),
+            " to leave them out, or ",
+            Mention("empty", "keep"),
+            " to have predictions for them too",
         )
 
     def decode_times(
@@ -480,7 +444,7 @@ class IrregularSeries:
 
         Args:
             times: Times in the unit of this container, of any shape; its own [T] if not given.
-            positions: The series that each of them belongs to, broadcast against `times`.
+            positions: The series of each time; broadcast against `times`.
 
         Example:
             >>> IrregularSeries.from_arrays([[0.0, 2.0]], [[1.0, 1.0]]).decode_times()
@@ -496,7 +460,7 @@ class IrregularSeries:
 
         Args:
             moments: Numbers, or `datetime64` (UTC) or `timedelta64` arrays, of any shape.
-            positions: The series that each of them belongs to, broadcast against `moments`.
+            positions: The series of each of them; broadcast against `moments`.
 
         Example:
             >>> IrregularSeries.from_arrays([[0.0, 2.0]], [[1.0, 1.0]]).encode_times([3])
@@ -520,8 +484,7 @@ class IrregularSeries:
         """Return whether both hold the same; NaN equals NaN, and dtypes of ids may differ."""
         if not isinstance(other, IrregularSeries):
             return False
-        mine, theirs = vars(self), vars(other)
-        return all(_same(mine[name], theirs[name]) for name in mine)
+        return all(_same(mine, vars(other)[name]) for name, mine in vars(self).items())
 
     def __repr__(self) -> str:
         features = f"{self.num_features} feature{'' if self.num_features == 1 else 's'}"
@@ -594,8 +557,8 @@ def to_frame(
 ) -> Any:
     """Return a table with a row per observation, as `from_frame` reads it.
 
-    Static features and labels are repeated in each row of their series; times are numbers, dates
-    or durations, as they came. Series without rows cannot be seen in such a table.
+    Static features and labels are repeated in each row of their series, and times are as they
+    came. Series without rows cannot be seen in such a table.
 
     Args:
         series: The series.
@@ -606,17 +569,19 @@ def to_frame(
     """
     check_choice("library", library, ("pandas", "polars", "pyarrow"))
     pa = need("pyarrow", extra="data")
-    owner = series_of_rows(series.offsets)
-    table: dict[str, Any] = {id: pa.array(series.ids[owner]), time: _arrow_times(series)}
+    owner, axis, times = series_of_rows(series.offsets), series.time_axis, series.decode_times()
+    moments = pa.array(times)
+    if axis.kind == "datetime":
+        zoned = pa.timestamp(axis.resolution, axis.timezone)
+        moments = pa.array(times.astype(np.int64)).cast(zoned)
+    table: dict[str, Any] = {id: pa.array(series.ids[owner]), time: moments}
     parts = [(series.feature_names, series.values)]
     if series.static is not None:
         parts.append((series.static_names, series.static[owner]))
     if series.labels is not None:
-        labels = series.labels[owner]
-        names: tuple[str, ...] = (label,)
-        if labels.ndim == 2:
-            names = tuple(f"{label}_{k}" for k in range(labels.shape[1]))
-        parts.append((names, labels.reshape(len(owner), -1)))
+        labels = series.labels[owner].reshape(len(owner), -1)
+        several = tuple(f"{label}_{k}" for k in range(labels.shape[1]))
+        parts.append(((label,) if series.labels.ndim == 1 else several, labels))
     for names, block in parts:
         for position, name in enumerate(names):
             if name in table:
@@ -627,12 +592,3 @@ def to_frame(
         need("pandas", extra="data")
         return result.to_pandas()
     return need("polars", extra="data").from_arrow(result) if library == "polars" else result
-
-
-def _arrow_times(series: IrregularSeries) -> Any:
-    """Return the times as an Arrow array of numbers, dates or durations."""
-    pa = need("pyarrow", extra="data")
-    axis, times = series.time_axis, series.decode_times()
-    if axis.kind == "datetime":
-        return pa.array(times.astype(np.int64)).cast(pa.timestamp(axis.resolution, axis.timezone))
-    return pa.array(times)

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
+from osciformer._advice import Mention, advise
 from osciformer._optional import need
 from osciformer._text import check_choice, did_you_mean, name_some
 from osciformer._types import Float, Int
@@ -29,32 +30,25 @@ from osciformer.data.series import NANOSECONDS, Empty, IrregularSeries, TimeAxis
 class Layout:
     """The columns of a table of observations, and how to read them.
 
-    Two layouts are understood. Wide: a row has an id, a time and one column per feature. Narrow:
-    a row has an id, a time, the name of a variable and its value; give `variable` and `value`.
-    Rows may come in any order; series keep the order in which their ids first appear.
+    Wide: a row has an id, a time and one column per feature. Narrow: a row has an id, a time, the
+    name of a variable and its value; give `variable` and `value`. Rows may come in any order.
 
     Args:
         id: Column that says which series a row belongs to.
         time: Column of times: numbers, dates (with or without time zone) or durations.
-        values: Feature columns; in the narrow layout, variables. All others if not given; variables
-            are then in alphabetical order.
+        values: Feature columns, or variables in the narrow layout; all others if not given.
         variable: Column with the name of the variable, in the narrow layout.
         value: Column with its value, in the narrow layout.
         static: Columns (or variables) that have one value per series.
-        label: Column of classes or targets, constant within a series; a list of columns gives
-            several real targets.
+        label: Column of classes or targets, constant within a series; or a list of real targets.
         unit: Unit of the times when they are dates or durations: ns, us, ms, s, min, h or d.
         origin: `series`, each series begins at time 0; `absolute`, numbers stay as they are and
-            dates count from 1970-01-01 UTC; `auto` takes `series` for dates and `absolute` for the
-            rest.
-        time_format: How to read times that are text: `iso`, or a format as of `strptime`. Text is
-            an error if not given.
-        duplicates: What to do about several values at one time of a series: `error`, `mean`,
-            `last` or `keep`. By default an error in the wide layout and the mean in the narrow one,
-            where measurements in duplicate are common.
-        empty: What to do about series without any value: `error`, `drop` or `keep`.
-        allow_absent: Take `values` and `static` that the table does not have as missing throughout,
-            as when a model is applied to a table that lacks one of its features.
+            dates count from 1970-01-01 UTC; `auto`, `series` for dates and `absolute` otherwise.
+        time_format: How to read times that are text: `iso`, or a format as of `strptime`.
+        duplicates: For several values at one time of a series: `error`, `mean`, `last` or `keep`.
+            By default an error in the wide layout and the mean in the narrow one.
+        empty: For series without any value: `error`, `drop` or `keep`.
+        allow_absent: Take `values` and `static` that the table lacks as missing throughout.
 
     Example:
         >>> Layout(id="patient", time="hour", label="died").columns
@@ -94,15 +88,12 @@ class Layout:
         check_choice("origin", self.origin, ("auto", "series", "absolute"))
         check_choice("duplicates", self.duplicates, (None, *get_args(Duplicates)))
         check_choice("empty", self.empty, get_args(Empty))
-        self._check_roles()
-
-    def _check_roles(self) -> None:
-        """Refuse a name with two roles; narrow variables may be named like columns."""
         roles = [("id", self.id), ("time", self.time)]
         roles += [("variable", str(self.variable)), ("value", str(self.value))] * self.is_narrow
         roles += [("label", name) for name in self.labels]
         features = [("static", name) for name in self.static]
         features += [("values", name) for name in self.values or ()]
+        # Variables of the narrow layout may be named like columns.
         for group in (roles, features) if self.is_narrow else (roles + features,):
             seen: dict[str, str] = {}
             for role, name in group:
@@ -120,9 +111,8 @@ class Layout:
     @property
     def labels(self) -> tuple[str, ...]:
         """The label columns, as a tuple."""
-        if self.label is None:
-            return ()
-        return (self.label,) if isinstance(self.label, str) else tuple(self.label)
+        several = () if self.label is None else self.label
+        return (several,) if isinstance(several, str) else tuple(several)
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -136,10 +126,8 @@ class Layout:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON."""
-        return {
-            name: list(item) if isinstance(item, tuple) else item
-            for name, item in asdict(self).items()
-        }
+        plain = asdict(self).items()
+        return {name: list(item) if isinstance(item, tuple) else item for name, item in plain}
 
     @classmethod
     def from_dict(cls, state: dict[str, Any]) -> Layout:
@@ -148,10 +136,8 @@ class Layout:
 
 
 def make_layout(layout: Layout | None, columns: dict[str, Any]) -> Layout:
-    """Return the layout, or the one that the keyword arguments of `Layout` describe."""
-    if layout is None:
-        return Layout(**columns)
-    return layout.replace(**columns) if columns else layout
+    """Return the layout with some settings changed, or the one that the settings describe."""
+    return Layout(**columns) if layout is None else replace(layout, **columns)
 
 
 def from_frame(frame: Any, layout: Layout | None = None, **settings: Any) -> IrregularSeries:
@@ -172,23 +158,17 @@ def from_frame(frame: Any, layout: Layout | None = None, **settings: Any) -> Irr
         >>> series.ids, series[0].times, series[0].values.ravel()
         (array(['a', 'b'], dtype='<U1'), array([0., 1.]), array([nan, 80.], dtype=float32))
     """
-    layout = make_layout(layout, settings)
-    table = as_table(frame)
+    layout, table = make_layout(layout, settings), as_table(frame)
     check_layout(table.column_names, layout)
     if table.num_rows == 0:
         raise ValueError("the table has no rows")
     rows = sorted_rows(table, layout)
-    variables = _read_variables(rows, layout) if layout.is_narrow else None
-    names = _feature_names(table, layout, variables)
-    if variables is None:
-        read = _read_wide(rows, layout, names)
-    else:
-        read = _read_narrow(rows, layout, names, variables)
+    names = _feature_names(rows, layout)
     return IrregularSeries(
-        *read,
+        *_read_values(rows, layout, names),
         ids=rows.ids,
-        static=_read_static(rows, layout, variables),
-        labels=_read_labels(rows, layout),
+        static=_read_static(rows, layout),
+        labels=read_labels(rows, layout),
         feature_names=names,
         static_names=layout.static or None,
         time_axis=rows.axis,
@@ -222,28 +202,39 @@ def join_frame(
     layout = Layout(id=id, time="", label=label, static=static or ())
     table = as_table(frame)
     check_columns(table.column_names, (id, *layout.labels, *layout.static))
-    rows = _rows_by_id(table, id)
-    pick = _match_ids(series.ids, rows.ids, id)
+    rows = sorted_rows(table, layout)
+    if (series.ids.dtype.kind == "U") != (rows.ids.dtype.kind == "U"):
+        raise TypeError(
+            f"ids of the series are {series.ids.dtype} and column {id!r} holds {rows.ids.dtype}; "
+            "make them the same"
+        )
+    position = {entry: number for number, entry in enumerate(rows.ids.tolist())}
+    missing = [entry for entry in series.ids.tolist() if entry not in position]
+    if missing:
+        raise ValueError(f"column {id!r} lacks {len(missing)} ids: {name_some(missing)}")
+    pick = np.array([position[entry] for entry in series.ids.tolist()], dtype=np.int64)
     changes: dict[str, Any] = {}
     if label is not None:
-        changes["labels"] = _read_labels(rows, layout, pick)
+        changes["labels"] = read_labels(rows, layout, pick)
     if static is not None:
-        changes["static"] = np.asarray(_read_static(rows, layout, None))[pick]
+        changes["static"] = np.asarray(_read_static(rows, layout))[pick]
         changes["static_names"] = layout.static
     return series.replace(**changes)
 
 
-def read_labels(table: Any, layout: Layout) -> np.ndarray | None:
-    """Return the label of each series, in the order of first appearance; None without labels."""
-    return _read_labels(_rows_by_id(table, layout.id), layout)
+class _Variables(NamedTuple):
+    """The narrow layout: which variable each sorted row holds [T], and its value [T]."""
+
+    names: tuple[str, ...]
+    codes: Int[np.ndarray, "T"]
+    values: Float[np.ndarray, "T"]
 
 
 @dataclass(frozen=True)
 class SortedRows:
-    """A table in order of series and time.
+    """A table by series and time, with ids [n], offsets [n+1] and sorted times [T].
 
-    `order` [T] sorts the rows, None if they are in order; `offsets` [n+1] and `ids` [n] are those
-    of the series, `times` [T] their sorted times.
+    `order` [T] sorts the rows of the table; None if they are sorted.
     """
 
     table: Any
@@ -253,6 +244,7 @@ class SortedRows:
     times: Float[np.ndarray, "T"]
     axis: TimeAxis
     origins: np.ndarray | None
+    variables: _Variables | None = None
 
     def numbers(self, name: str, role: str) -> Float[np.ndarray, "T"]:
         """Return a column of numbers, sorted."""
@@ -264,9 +256,11 @@ class SortedRows:
 
 
 def sorted_rows(table: Any, layout: Layout) -> SortedRows:
-    """Return the rows of an Arrow table by series, in order of appearance, and by time."""
+    """Return the rows by series, in order of appearance, and by time if the table has times."""
     codes, ids = read_full_codes(table.column(layout.id), layout.id, "an id")
-    ticks, axis = read_times(table.column(layout.time), layout)
+    ticks, axis = np.zeros(len(codes)), TimeAxis()
+    if layout.time in table.column_names:
+        ticks, axis = read_times(table.column(layout.time), layout)
     if ticks.dtype.kind == "f" and not np.isfinite(ticks).all():
         wrong = ~np.isfinite(ticks)
         raise ValueError(
@@ -282,46 +276,30 @@ def sorted_rows(table: Any, layout: Layout) -> SortedRows:
     origins = ticks[offsets[:-1]] if axis.origin == "series" else None
     repeated = None if origins is None else np.repeat(origins, np.diff(offsets))
     times = axis.encode(ticks, repeated)
-    return SortedRows(table, order, offsets, ids, times, axis, origins)
-
-
-def _rows_by_id(table: Any, id: str) -> SortedRows:
-    """Return the rows in the order of their series, without times."""
-    codes, ids = read_full_codes(table.column(id), id, "an id")
-    order = np.argsort(codes, kind="stable")
-    offsets = offsets_of(np.bincount(codes, minlength=len(ids)))
-    return SortedRows(table, order, offsets, ids, np.empty(0), TimeAxis(), None)
-
-
-@dataclass(frozen=True)
-class _Variables:
-    """The narrow layout: which variable each sorted row holds, and its value."""
-
-    names: tuple[str, ...]
-    codes: Int[np.ndarray, "T"]
-    values: Float[np.ndarray, "T"]
-
-
-def _read_variables(rows: SortedRows, layout: Layout) -> _Variables:
-    column, name = rows.table.column(layout.variable), str(layout.variable)
-    codes, names = read_full_codes(column, name, "the name of a variable")
+    rows = SortedRows(table, order, offsets, ids, times, axis, origins)
+    if not layout.is_narrow:
+        return rows
+    name = str(layout.variable)
+    codes, names = read_full_codes(table.column(name), name, "the name of a variable")
     values = rows.numbers(str(layout.value), "value")
-    return _Variables(tuple(map(str, names)), rows.sort(codes), values)
+    return replace(rows, variables=_Variables(tuple(map(str, names)), rows.sort(codes), values))
 
 
-def _feature_names(table: Any, layout: Layout, variables: _Variables | None) -> tuple[str, ...]:
+def _feature_names(rows: SortedRows, layout: Layout) -> tuple[str, ...]:
     """Return the features by name; those that the layout names are there, unless allowed absent."""
-    if variables is None:
-        names = layout.values or unnamed_features(table, layout)
+    present = rows.table.column_names
+    if rows.variables is None:
+        names = layout.values or unnamed_features(rows.table, layout)
         if not names:
-            raise ValueError(f"the table has no feature columns besides {table.column_names}")
+            raise ValueError(f"the table has no feature columns besides {present}")
         return tuple(names)
-    names = layout.values or tuple(sorted(set(variables.names) - set(layout.static)))
+    variables = rows.variables.names
+    names = layout.values or tuple(sorted(set(variables) - set(layout.static)))
     if not names:
         raise ValueError(f"column {layout.variable!r} names no variable besides static ones")
     if not layout.allow_absent:
-        check_columns(variables.names, names, what=f"entry in column {layout.variable!r} called")
-        check_columns((*table.column_names, *variables.names), layout.static)
+        check_columns(variables, names, what=f"entry in column {layout.variable!r} called")
+        check_columns((*present, *variables), layout.static)
     return tuple(names)
 
 
@@ -332,39 +310,32 @@ def unnamed_features(table: Any, layout: Layout) -> tuple[str, ...]:
     return tuple(name for name in table.column_names if name not in taken)
 
 
-def _read_wide(rows: SortedRows, layout: Layout, names: tuple[str, ...]) -> Rows:
-    values = np.full((rows.table.num_rows, len(names)), np.nan, dtype=np.float32)
-    for position, name in enumerate(names):
-        if name in rows.table.column_names:
-            values[:, position] = rows.numbers(name, "feature")
-    duplicates = layout.duplicates or "error"
-    return merge_equal_times(
-        Rows(rows.times, values, rows.offsets), rows.ids, duplicates=duplicates
-    )
-
-
-def _read_narrow(
-    rows: SortedRows, layout: Layout, names: tuple[str, ...], variables: _Variables
-) -> Rows:
+def _read_values(rows: SortedRows, layout: Layout, names: tuple[str, ...]) -> Rows:
+    """Return the features of both layouts, with rows at one time settled."""
+    variables = rows.variables
+    if variables is None:
+        values = np.full((rows.table.num_rows, len(names)), np.nan, dtype=np.float32)
+        for position, name in enumerate(names):
+            if name in rows.table.column_names:
+                values[:, position] = rows.numbers(name, "feature")
+        wide = Rows(rows.times, values, rows.offsets)
+        return merge_equal_times(wide, rows.ids, duplicates=layout.duplicates or "error")
     column_of = {name: position for position, name in enumerate(names)}
     feature = np.array([column_of.get(name, -1) for name in variables.names])[variables.codes]
     keep = (feature >= 0) & ~np.isnan(variables.values)
+    entries = (series_of_rows(rows.offsets), rows.times, feature, variables.values)
     return pivot_variables(
-        series_of_rows(rows.offsets)[keep],
-        rows.times[keep],
-        feature[keep],
-        variables.values[keep],
+        *(column[keep] for column in entries),
         ids=rows.ids,
         feature_names=names,
         duplicates=layout.duplicates or "mean",
     )
 
 
-def _read_static(
-    rows: SortedRows, layout: Layout, variables: _Variables | None
-) -> Float[np.ndarray, "n S"] | None:
+def _read_static(rows: SortedRows, layout: Layout) -> Float[np.ndarray, "n S"] | None:
     if not layout.static:
         return None
+    variables = rows.variables
     static = np.full((len(rows.ids), len(layout.static)), np.nan, dtype=np.float32)
     for position, name in enumerate(layout.static):
         if name in rows.table.column_names:
@@ -388,15 +359,13 @@ def _read_static(
     return static
 
 
-def _range_per_series(
-    numbers: Float[np.ndarray, "T"], rows: SortedRows
-) -> tuple[Float[np.ndarray, "n"], Float[np.ndarray, "n"]]:
+def _range_per_series(numbers: np.ndarray, rows: SortedRows) -> tuple[np.ndarray, np.ndarray]:
     """Return the smallest and largest number of each series; NaN if it has none."""
     starts = rows.offsets[:-1]
     return np.fmin.reduceat(numbers, starts), np.fmax.reduceat(numbers, starts)
 
 
-def _read_labels(
+def read_labels(
     rows: SortedRows, layout: Layout, pick: Int[np.ndarray, "m"] | None = None
 ) -> np.ndarray | None:
     """Return the labels of all series, or of the picked ones; the others need not have a label."""
@@ -406,10 +375,9 @@ def _read_labels(
     for name in layout.labels:
         codes, entries = read_codes(rows.table.column(name))
         known = np.where(codes >= 0, codes, np.nan).astype(np.float64)
-        low, high = _range_per_series(rows.sort(known), rows)
-        ids = rows.ids
-        if pick is not None:
-            low, high, ids = low[pick], high[pick], ids[pick]
+        chosen = slice(None) if pick is None else pick
+        low, high = (edge[chosen] for edge in _range_per_series(rows.sort(known), rows))
+        ids = rows.ids[chosen]
         if (low < high).any():
             where = int(np.argmax(low < high))
             two = entries[int(low[where])], entries[int(high[where])]
@@ -425,20 +393,6 @@ def _read_labels(
             )
         read.append(entries[low.astype(np.int64)])
     return read[0] if isinstance(layout.label, str) else np.stack(read, axis=1)
-
-
-def _match_ids(wanted: np.ndarray, present: np.ndarray, name: str) -> Int[np.ndarray, "n"]:
-    """Return the position of each wanted id."""
-    if (wanted.dtype.kind == "U") != (present.dtype.kind == "U"):
-        raise TypeError(
-            f"ids of the series are {wanted.dtype} and column {name!r} holds {present.dtype}; "
-            "make them the same"
-        )
-    position = {entry: number for number, entry in enumerate(present.tolist())}
-    missing = [entry for entry in wanted.tolist() if entry not in position]
-    if missing:
-        raise ValueError(f"column {name!r} lacks {len(missing)} ids: {name_some(missing)}")
-    return np.array([position[entry] for entry in wanted.tolist()], dtype=np.int64)
 
 
 def as_table(frame: Any) -> Any:
@@ -471,10 +425,7 @@ def check_columns(present: Sequence[str], wanted: Iterable[str], *, what: str = 
 
 
 def check_layout(present: Sequence[str], layout: Layout) -> None:
-    """Refuse a layout whose columns a table does not have, before any of them is read.
-
-    In the narrow layout features are no columns, and static ones need not be.
-    """
+    """Refuse a layout whose columns a table lacks; features of the narrow layout are no columns."""
     check_columns(present, layout.columns)
     if not layout.is_narrow and not layout.allow_absent:
         check_columns(present, (*(layout.values or ()), *layout.static))
@@ -483,32 +434,24 @@ def check_layout(present: Sequence[str], layout: Layout) -> None:
 def read_numbers(column: Any, name: str, *, role: str) -> Float[np.ndarray, "T"]:
     """Return a column of numbers or booleans as float32, null as NaN; `role` is for messages."""
     pa, pc = need("pyarrow", extra="data"), need("pyarrow.compute", extra="data")
-    kind = _decoded_type(column.type)
-    if not (
-        pa.types.is_integer(kind)
-        or pa.types.is_floating(kind)
-        or pa.types.is_boolean(kind)
-        or pa.types.is_decimal(kind)
-        or pa.types.is_null(kind)
-    ):
-        raise TypeError(
+    kind, types = _decoded_type(column.type), pa.types
+    is_numeric = (types.is_integer, types.is_floating, types.is_boolean, types.is_decimal)
+    if not any(is_kind(kind) for is_kind in (*is_numeric, types.is_null)):
+        raise advise(
+            TypeError,
             f"{role} column {name!r} must hold numbers; it holds {_kind_of(kind)} such as "
             f"{_example(column)!r}. Encode it as numbers (one-hot, or codes), or leave it out by "
-            "naming the columns to use: values=[...]"
+            "naming the columns to use: ",
+            Mention("values", python="values=[...]"),
         )
     column = _decode(column)
-    if pa.types.is_boolean(kind):
-        column = pc.cast(column, pa.int8())
-    if pa.types.is_decimal(kind):
-        column = pc.cast(column, pa.float64())
+    if types.is_boolean(kind) or types.is_decimal(kind):  # Arrow has no direct cast to float32
+        column = pc.cast(column, pa.int8() if types.is_boolean(kind) else pa.float64())
     return np.asarray(pc.cast(column, pa.float32(), safe=False))
 
 
 def read_codes(column: Any) -> tuple[Int[np.ndarray, "T"], np.ndarray]:
-    """Return which entry each row holds (-1 for null and NaN), and the distinct entries.
-
-    Entries are integers, floats, booleans, text or dates, in the order of appearance.
-    """
+    """Return the code of each row's entry (-1 for null and NaN), and the entries as they appear."""
     pa, pc = need("pyarrow", extra="data"), need("pyarrow.compute", extra="data")
     column = _decode(column)
     if pa.types.is_floating(column.type):
@@ -516,9 +459,7 @@ def read_codes(column: Any) -> tuple[Int[np.ndarray, "T"], np.ndarray]:
     encoded = column.dictionary_encode().unify_dictionaries()
     if encoded.num_chunks == 0:
         return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
-    codes = np.concatenate(
-        [chunk.indices.fill_null(-1).to_numpy(zero_copy_only=False) for chunk in encoded.chunks]
-    )
+    codes = np.concatenate([np.asarray(chunk.indices.fill_null(-1)) for chunk in encoded.chunks])
     entries = encoded.chunk(0).dictionary.to_numpy(zero_copy_only=False)
     return codes.astype(np.int64), entries.astype(np.str_) if entries.dtype == object else entries
 
@@ -578,10 +519,13 @@ def _parse_text_times(column: Any, layout: Layout) -> Any:
     """Return text as dates, by the format of the layout."""
     pa, pc = need("pyarrow", extra="data"), need("pyarrow.compute", extra="data")
     if layout.time_format is None:
-        raise TypeError(
+        raise advise(
+            TypeError,
             f"column {layout.time!r} holds text such as {_example(column)!r}; convert it to "
-            "numbers or dates, or pass time_format='iso' for ISO 8601 dates, or a format such as "
-            "time_format='%d.%m.%Y %H:%M'"
+            "numbers or dates, or pass ",
+            Mention("time_format", "iso"),
+            " for ISO 8601 dates, or a format such as ",
+            Mention("time_format", "%d.%m.%Y %H:%M"),
         )
     try:
         if layout.time_format == "iso":
@@ -597,7 +541,7 @@ def _parse_text_times(column: Any, layout: Layout) -> Any:
 
 def _decode(column: Any) -> Any:
     """Return the column with categories spelled out, and text as ordinary text."""
-    pa, pc = need("pyarrow", extra="data"), need("pyarrow.compute", extra="data")
+    pa = need("pyarrow", extra="data")
     kind = _decoded_type(column.type)
     if kind == column.type:
         return column
@@ -608,7 +552,7 @@ def _decode(column: Any) -> Any:
             for chunk in column.chunks
         ]
         column = pa.chunked_array(parts, pa.dictionary(column.type.index_type, kind))
-    return pc.cast(column, kind)
+    return column.cast(kind)
 
 
 def _decoded_type(kind: Any) -> Any:

@@ -25,9 +25,8 @@ SAMPLE_SIZE = 1 << 16
 class ColumnStatistics:
     """Count, mean, spread, range and quantiles of each column, ignoring NaN, from chunks of rows.
 
-    Means and spreads are exact, whatever the chunks. Quantiles are exact up to `SAMPLE_SIZE` values
-    of a column; beyond that they come from a sample that depends only on the row numbers, so that
-    chunks of any size give the same quantiles.
+    Means and spreads are exact. Quantiles are exact up to `SAMPLE_SIZE` values of a column; beyond
+    that they come from a sample that depends on the row numbers only, not on the chunks.
 
     Args:
         num_columns: Number of columns F.
@@ -96,19 +95,6 @@ class ColumnStatistics:
 class SeriesStatistics:
     """What a data set looks like, in one pass over chunks of it.
 
-    Attributes:
-        features: Statistics of the feature columns.
-        static: Statistics of the static features, or None.
-        feature_names: Names of the features.
-        num_series: Number of series.
-        num_rows: Number of rows.
-        longest: Largest number of rows of a series.
-        first_time: Earliest time.
-        last_time: Latest time.
-        longest_span: Longest time from the first to the last row of a series.
-        gap_sum: Sum of the gaps between neighbouring rows of a series.
-        num_gaps: Their number.
-
     Example:
         >>> series = IrregularSeries.from_arrays([[0.0, 1.0], [0.5]], [[1.0, 2.0], [3.0]])
         >>> found = SeriesStatistics.of(series)
@@ -116,17 +102,17 @@ class SeriesStatistics:
         (3, 1.0, array([2.]))
     """
 
-    features: ColumnStatistics
-    static: ColumnStatistics | None
-    feature_names: tuple[str, ...]
-    num_series: int = 0
-    num_rows: int = 0
-    longest: int = 0
-    first_time: float = np.inf
-    last_time: float = -np.inf
-    longest_span: float = 0.0
-    gap_sum: float = 0.0
-    num_gaps: int = 0
+    features: ColumnStatistics  #: Statistics of the feature columns.
+    static: ColumnStatistics | None  #: Statistics of the static features.
+    feature_names: tuple[str, ...]  #: Names of the features.
+    num_series: int = 0  #: Number of series.
+    num_rows: int = 0  #: Number of rows.
+    longest: int = 0  #: Largest number of rows of a series.
+    first_time: float = np.inf  #: Earliest time.
+    last_time: float = -np.inf  #: Latest time.
+    longest_span: float = 0.0  #: Longest time from the first to the last row of a series.
+    gap_sum: float = 0.0  #: Sum of the gaps between neighbouring rows of a series.
+    num_gaps: int = 0  #: Their number.
 
     @classmethod
     def of(cls, *chunks: IrregularSeries) -> SeriesStatistics:
@@ -168,12 +154,12 @@ class SeriesStatistics:
 
     def describe(self) -> list[dict[str, Any]]:
         """Return one plain dict per feature: name, count, missing, mean, std, low, high."""
-        rows = []
-        for k, name in enumerate(self.feature_names):
-            count = int(self.features.count[k])
-            row = {"feature": name, "count": count, "missing": 1.0 - count / max(self.num_rows, 1)}
-            for column in ("mean", "std", "low", "high"):
-                row[column] = float(getattr(self.features, column)[k]) if count else float("nan")
+        columns, rows = self.features, []
+        for k, (name, count) in enumerate(zip(self.feature_names, columns.count, strict=True)):
+            row = {"feature": name, "count": int(count)}
+            row["missing"] = 1.0 - int(count) / max(self.num_rows, 1)
+            for key in ("mean", "std", "low", "high"):
+                row[key] = float(getattr(columns, key)[k]) if count else float("nan")
             rows.append(row)
         return rows
 
@@ -188,19 +174,12 @@ def _scramble(numbers: Int[np.ndarray, "T"]) -> Int[np.ndarray, "T"]:
 
 @dataclass(frozen=True)
 class ColumnScaler:
-    """Columns as `(x - center) / scale`, or the arsinh of that, clipped; NaN stays NaN.
+    """Columns as `(x - center) / scale`, or the arsinh of that, clipped; NaN stays NaN."""
 
-    Attributes:
-        center: What becomes 0 [F].
-        scale: What becomes 1 [F], or arsinh 1 = 0.88; 1 for a constant or an empty column.
-        clip: Bound on the absolute scaled value, or None.
-        squash: Take the arsinh: nearly linear up to 1, logarithmic far beyond.
-    """
-
-    center: Float[np.ndarray, "F"]
-    scale: Float[np.ndarray, "F"]
-    clip: float | None = None
-    squash: bool = False
+    center: Float[np.ndarray, "F"]  #: What becomes 0.
+    scale: Float[np.ndarray, "F"]  #: What becomes 1, or arsinh 1; 1 for constant or empty columns.
+    clip: float | None = None  #: Bound on the absolute scaled value, or None.
+    squash: bool = False  #: Take the arsinh: nearly linear up to 1, logarithmic far beyond.
 
     @classmethod
     def fit(cls, columns: ColumnStatistics, scaling: Scaling, clip: float | None) -> ColumnScaler:
@@ -271,13 +250,11 @@ class SeriesTransform:
 
     Args:
         values: `standard` (mean and standard deviation), `robust` (median and quartiles), `asinh`
-            (the arsinh of `robust`, for columns whose large values matter by their order of
-            magnitude) or `none`.
+            (the arsinh of `robust`, for values of many orders of magnitude) or `none`.
         static: The same for static features.
         clip: Bound on the absolute scaled value, against outliers; None for no bound.
         time: `span` makes the longest span of a training series the unit of time and the earliest
-            time 0; `none` does not change times, since `OsciFormer` has its own time scale, which
-            `time_reference` and `time_span` of this object can set.
+            time 0; `none` keeps times, since models have a time scale of their own.
 
     Example:
         >>> train = IrregularSeries.from_arrays([[0.0, 4.0], [1.0]], [[1.0, 3.0], [5.0]])
@@ -312,10 +289,8 @@ class SeriesTransform:
 
     def partial_fit(self, series: IrregularSeries) -> SeriesTransform:
         """Learn the scales of another chunk of training series as well and return this object."""
-        if self.statistics is None:
-            self.statistics = SeriesStatistics.of(series)
-        else:
-            self.statistics.update(series)
+        found = self.statistics
+        self.statistics = SeriesStatistics.of(series) if found is None else found.update(series)
         self._fitted = None
         return self
 
@@ -326,9 +301,7 @@ class SeriesTransform:
             found = self.statistics
             if found is None:
                 raise RuntimeError("this transform is not fitted; call fit or partial_fit first")
-            static = None
-            if found.static is not None:
-                static = ColumnScaler.fit(found.static, self.static, self.clip)
+            static = found.static and ColumnScaler.fit(found.static, self.static, self.clip)
             self._fitted = _Scales(
                 ColumnScaler.fit(found.features, self.values, self.clip),
                 static,
@@ -399,16 +372,11 @@ class SeriesTransform:
 
     def to_dict(self) -> dict[str, Any]:
         """Return settings and scales as plain values, for JSON."""
-        scales = self._scales
         settings = {name: getattr(self, name) for name in ("values", "static", "clip", "time")}
-        plain = {
-            "values": scales.values.to_dict(),
-            "static": None if scales.static is None else scales.static.to_dict(),
-            "feature_names": list(scales.feature_names),
-            "time_reference": scales.time_reference,
-            "time_span": scales.time_span,
-        }
-        return {"settings": settings, "scales": plain}
+        plain = dict(vars(self._scales))
+        for name in ("values", "static"):
+            plain[name] = plain[name] and plain[name].to_dict()
+        return {"settings": settings, "scales": plain | {"feature_names": list(self.feature_names)}}
 
     @classmethod
     def from_dict(cls, state: dict[str, Any]) -> SeriesTransform:

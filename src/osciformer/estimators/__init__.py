@@ -1,12 +1,9 @@
 """Fit and predict, in scikit-learn's manner."""
 
-from osciformer.estimators.classifier import OsciFormerClassifier
-from osciformer.estimators.event_predictor import OsciFormerEventPredictor
-from osciformer.estimators.forecaster import OsciFormerForecaster
-from osciformer.estimators.imputer import OsciFormerImputer
-from osciformer.estimators.loading import load_estimator
-from osciformer.estimators.next_events import NextEvents
-from osciformer.estimators.regressor import OsciFormerRegressor
+from osciformer.estimators.base import load, load_estimator
+from osciformer.estimators.events import NextEvents, OsciFormerEventPredictor
+from osciformer.estimators.forecasting import OsciFormerForecaster, OsciFormerImputer
+from osciformer.estimators.supervised import OsciFormerClassifier, OsciFormerRegressor
 
 __all__ = [
     "NextEvents",
@@ -15,5 +12,6 @@ __all__ = [
     "OsciFormerForecaster",
     "OsciFormerImputer",
     "OsciFormerRegressor",
+    "load",
     "load_estimator",
 ]

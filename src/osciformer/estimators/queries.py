@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,10 +11,11 @@ import numpy as np
 from osciformer._types import Bool, Float, Int
 from osciformer.data.ragged import offsets_of, series_of_rows
 from osciformer.data.series import IrregularSeries
-from osciformer.events.sequences import EventSequences
+from osciformer.events import EventSequences
 
 #: In training: chance of each part of the later rows that show what is known ahead.
 SHOWN_AHEAD = {1.0: 0.5, 0.5: 0.25, 0.0: 0.25}
+_NAN = np.float32(np.nan)
 
 
 def keep_rows(
@@ -69,18 +70,35 @@ class Columns:
         return drop_blank_rows(series, self.clipped(series.values))
 
 
+def find_columns(
+    names: Sequence[str], covariates: Sequence[str], known: Sequence[str], clip: float | None
+) -> Columns:
+    """Return the roles of features by name, and refuse names that there are not."""
+    for what, given in (("covariates", covariates), ("known_covariates", known)):
+        if isinstance(given, str):
+            raise TypeError(f"{what} must be a list of names; got {given!r}. Use [{given!r}]")
+        absent = [name for name in given if name not in names]
+        if absent:
+            raise ValueError(f"{what} names {absent}, which X lacks; it has {list(names)}")
+    is_known = np.array([name in known for name in names])
+    is_target = ~is_known & np.array([name not in covariates for name in names])
+    if not is_target.any():
+        raise ValueError("all features are covariates; at least one must be left to predict")
+    return Columns(is_target, is_known, clip)
+
+
 @dataclass(frozen=True)
 class ForecastDraw:
     """Cuts each series at a time: what is before is input, what follows within a horizon is asked.
+
+    At a random cut inputs that are known ahead are shown in all later rows, in some or in none:
+    a model that always met them in the row it is asked about would have no answer for other times.
 
     Attributes:
         columns: Roles of the features.
         horizon: How far after the cut observations are asked, in the unit of the times.
         at_end: Cut at the horizon before the last row (but not before the first row), rather than
             at a random row, and show all inputs that are known ahead.
-
-    At a random cut inputs that are known ahead are shown in all later rows, in some or in none:
-    a model that always met them in the row it is asked about would have no answer for other times.
     """
 
     columns: Columns
@@ -96,8 +114,8 @@ class ForecastDraw:
         is_shown = ~is_after[:, None] | self.columns.is_known
         if self.columns.is_known.any() and not self.at_end:
             is_shown &= (~is_after | _shown_ahead(series, generator))[:, None]
-        seen = np.where(is_shown, series.values, np.float32(np.nan))
-        asked = np.where(self.columns.is_target, series.values, np.float32(np.nan))
+        seen = np.where(is_shown, series.values, _NAN)
+        asked = np.where(self.columns.is_target, series.values, _NAN)
         is_asked = is_after & (series.times <= cut + self.horizon) & ~np.isnan(asked).all(axis=1)
         inputs = drop_blank_rows(series, self.columns.clipped(seen))
         return inputs, keep_rows(series, is_asked, asked)
@@ -125,12 +143,7 @@ def _shown_ahead(series: IrregularSeries, generator: np.random.Generator) -> Boo
 
 @dataclass(frozen=True)
 class HideDraw:
-    """Hides a random part of the observed values, and asks for them.
-
-    Attributes:
-        columns: Roles of the features.
-        fraction: Part of the observed values of target features that is hidden.
-    """
+    """Hides a fraction of the observed targets of each series, and asks for them."""
 
     columns: Columns
     fraction: float
@@ -145,10 +158,21 @@ class HideDraw:
         owner = series_of_rows(series.offsets)
         left = np.bincount(owner, weights=(observed & ~hide).sum(axis=1), minlength=len(series))
         hide &= (left > 0)[owner, None]
-        nan = np.float32(np.nan)
-        seen = self.columns.clipped(np.where(hide, nan, series.values))
-        queries = keep_rows(series, hide.any(axis=1), np.where(hide, series.values, nan))
+        seen = self.columns.clipped(np.where(hide, _NAN, series.values))
+        queries = keep_rows(series, hide.any(axis=1), np.where(hide, series.values, _NAN))
         return drop_blank_rows(series, seen), queries
+
+
+def is_list_of_times(times: Any, count: int, what: str) -> bool:
+    """Return whether times are a list with an array per series, and not one array for all."""
+    is_list = len(times) > 0 and np.ndim(times[0]) > 0
+    if is_list and len(times) != count:
+        plural = what if what == "series" else f"{what}s"
+        raise ValueError(
+            f"times must be one array for all {plural}, or a list of {count} arrays, one per "
+            f"{what}; got {len(times)}"
+        )
+    return is_list
 
 
 def flatten_times(
@@ -159,11 +183,8 @@ def flatten_times(
 ) -> tuple[Float[np.ndarray, "Q"], Int[np.ndarray, "n+1"]]:
     """Return query times of all series, one after another, and their offsets.
 
-    Args:
-        series: The series that are asked about.
-        times: One array [M] per series; numbers in the unit of the series, or dates or durations if
-            the series have such.
-        relative_to: Origin of each series' query times [n]; None takes them as they are.
+    There is one array [M] per series; numbers in the unit of the series, or dates or durations if
+    the series have such. They count from `relative_to` if that is given.
 
     Example:
         >>> series = IrregularSeries.from_arrays([[0.0], [2.0]], [[1.0], [3.0]])
@@ -190,21 +211,32 @@ def flatten_times(
     return flat, offsets
 
 
-def find_columns(
-    names: Sequence[str], covariates: Sequence[str], known: Sequence[str], clip: float | None
-) -> Columns:
-    """Return the roles of features by name, and refuse names that there are not."""
-    for what, given in (("covariates", covariates), ("known_covariates", known)):
-        if isinstance(given, str):
-            raise TypeError(f"{what} must be a list of names; got {given!r}. Use [{given!r}]")
-        absent = [name for name in given if name not in names]
-        if absent:
-            raise ValueError(f"{what} names {absent}, which X lacks; it has {list(names)}")
-    is_known = np.array([name in known for name in names])
-    is_target = ~is_known & np.array([name not in covariates for name in names])
-    if not is_target.any():
-        raise ValueError("all features are covariates; at least one must be left to predict")
-    return Columns(is_target, is_known, clip)
+def last_target_times(
+    series: IrregularSeries, is_target: Bool[np.ndarray, "F"]
+) -> Float[np.ndarray, "n"]:
+    """Return the time of the last row of each series in which a target is observed.
+
+    A series without any such row has its first time, or 0 if it has no rows.
+    """
+    observed = ~np.isnan(series.values[:, is_target]).all(axis=1)
+    owner = series_of_rows(series.offsets)
+    last = np.zeros(len(series))
+    some = series.lengths > 0
+    last[some] = series.times[series.offsets[:-1][some]]
+    np.maximum.at(last, owner[observed], series.times[observed])
+    return last
+
+
+def _known_values(
+    series: IrregularSeries, queries: IrregularSeries
+) -> Iterator[tuple[tuple[slice, int], np.ndarray, np.ndarray, np.ndarray]]:
+    """Yield, by series and feature with values: rows, query times, and known times and values."""
+    for position in range(len(series)):
+        one, rows = series[position], slice(*queries.offsets[position : position + 2])
+        for column in range(series.num_features):
+            here = ~np.isnan(one.values[:, column])
+            if here.any():
+                yield (rows, column), queries.times[rows], one.times[here], one.values[here, column]
 
 
 def last_value_before(
@@ -212,14 +244,9 @@ def last_value_before(
 ) -> Float[np.ndarray, "Q F"]:
     """Return the last value of each feature at or before each query; 0 if there is none."""
     found = np.zeros_like(queries.values)
-    for position in range(len(series)):
-        one, rows = series[position], slice(*queries.offsets[position : position + 2])
-        for column in range(series.num_features):
-            here = ~np.isnan(one.values[:, column])
-            place = np.searchsorted(one.times[here], queries.times[rows], side="right") - 1
-            if here.any():
-                value = one.values[here, column][np.maximum(place, 0)]
-                found[rows, column] = np.where(place >= 0, value, 0.0)
+    for place, asked, times, values in _known_values(series, queries):
+        last = np.searchsorted(times, asked, side="right") - 1
+        found[place] = np.where(last >= 0, values[np.maximum(last, 0)], 0.0)
     return found
 
 
@@ -229,12 +256,6 @@ def interpolate(series: IrregularSeries, queries: IrregularSeries) -> Float[np.n
     Before the first and after the last value the nearest one is taken.
     """
     found = np.zeros_like(queries.values)
-    for position in range(len(series)):
-        one, rows = series[position], slice(*queries.offsets[position : position + 2])
-        for column in range(series.num_features):
-            here = ~np.isnan(one.values[:, column])
-            if here.any():
-                found[rows, column] = np.interp(
-                    queries.times[rows], one.times[here], one.values[here, column]
-                )
+    for place, asked, times, values in _known_values(series, queries):
+        found[place] = np.interp(asked, times, values)
     return found

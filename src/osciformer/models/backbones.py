@@ -1,18 +1,123 @@
-"""What encodes a series and can be read at any time: one small interface for all backbones."""
+"""What encodes a series or a history of events: an interface, and a registry by name."""
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 from abc import ABC, abstractmethod
-from typing import Any, Protocol, Self
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields
+from inspect import signature
+from typing import Any, Literal, NamedTuple, Protocol, Self, TypeVar
 
 import torch
 from torch import nn
 
+from osciformer._text import did_you_mean
 from osciformer._types import Bool, Float, Tensor
-from osciformer.models.carry import positive_gaps
-from osciformer.models.config import OsciFormerConfig
+from osciformer.config import OsciFormerConfig, TaskConfig, refuse_unknown
+from osciformer.models.forward_fill import positive_gaps
 from osciformer.models.osciformer import OsciFormer
 from osciformer.nn.encoder import Encoded
+
+#: Modules that register further backbones when they are imported. They need not be installed.
+PLUGINS = ("osciformer.baselines",)
+
+Kind = Literal["series", "events"]
+_Class = TypeVar("_Class", bound=type[nn.Module])
+
+
+class _Entry(NamedTuple):
+    """How a backbone is made from a configuration."""
+
+    make: Callable[..., Any]
+    settings: tuple[str, ...]
+    options: tuple[str, ...]
+
+
+_REGISTRY: dict[tuple[Kind, str], _Entry] = {}
+_SETTING = {"series": "backbone", "events": "encoder"}
+
+
+def register_backbone(
+    name: str,
+    *,
+    kind: Kind = "series",
+    settings: Iterable[str] = ("num_layers", "num_heads", "dropout"),
+    options: Iterable[str] | None = None,
+) -> Callable[[_Class], _Class]:
+    """Return a class decorator that makes a backbone known by a name.
+
+    A backbone of series is a `Backbone` that is called with `input_dim=, static_dim=, dim=`; one of
+    events is an `EventEncoder` that is called with `num_types=, dim=`.
+
+    Args:
+        name: What configurations call it.
+        kind: `series` (the setting `backbone`) or `events` (the setting `encoder`).
+        settings: Settings of the configuration that are handed on besides these.
+        options: What `backbone_options` or `encoder_options` may hold; None takes all further
+            parameters of the class.
+    """
+    settings = tuple(settings)
+    sizes = ("input_dim", "static_dim") if kind == "series" else ("num_types",)
+
+    def register(cls: _Class) -> _Class:
+        found = signature(cls).parameters if options is None else options
+        further = tuple(item for item in found if item not in (*sizes, "dim", *settings))
+        _REGISTRY[kind, name] = _Entry(cls, settings, further)
+        return cls
+
+    return register
+
+
+def find_backbone(name: str, kind: Kind = "series") -> _Entry:
+    """Return how a backbone is made; the plugins are imported if its name is not known yet.
+
+    Example:
+        >>> find_backbone("osciformer").settings
+        ('num_layers', 'num_heads', 'dropout')
+    """
+    if (kind, name) not in _REGISTRY:
+        known = backbone_names(kind)
+        if name not in known:
+            what, hint = _SETTING[kind], did_you_mean(name, known)
+            raise ValueError(
+                f"{what} must be one of {', '.join(map(repr, known))}; got {name!r}"
+                + (f"; {hint}" if hint else "")
+            )
+    return _REGISTRY[kind, name]
+
+
+def backbone_names(kind: Kind = "series") -> list[str]:
+    """Return the names of all backbones of a kind, those of the plugins included."""
+    for plugin in PLUGINS:
+        if importlib.util.find_spec(plugin) is not None:
+            importlib.import_module(plugin)
+    return [name for of, name in _REGISTRY if of == kind]
+
+
+def build_backbone(
+    name: str, kind: Kind, config: Any, options: Mapping[str, Any], **sizes: Any
+) -> Any:
+    """Return a backbone by its name, with sizes, settings of a configuration, and its options."""
+    entry = find_backbone(name, kind)
+    refuse_unknown(f"option of {_SETTING[kind]} {name}", options, entry.options)
+    settings = {item: getattr(config, item) for item in entry.settings}
+    return entry.make(**sizes, **settings, **options)
+
+
+def make_backbone(config: TaskConfig, input_dim: int, **options: Any) -> Backbone:
+    """Return the backbone of a task model.
+
+    Args:
+        config: Configuration of the task model.
+        input_dim: Columns of the backbone's input, more than the features with forward fill.
+        options: Options of the backbone besides `config.backbone_options`.
+    """
+    options = {**(config.backbone_options or {}), **options}
+    sizes = {"input_dim": input_dim, "static_dim": config.static_dim, "dim": config.dim}
+    backbone: Backbone = build_backbone(config.backbone, "series", config, options, **sizes)
+    return backbone
 
 
 class EncodedSeries(Protocol):
@@ -26,19 +131,19 @@ class EncodedSeries(Protocol):
 class Backbone(nn.Module, ABC):
     """An encoder of irregular series that keeps the real times.
 
+    Its caller, a task model, has validated the arguments.
+
     Attributes:
         dim: Width D of the states.
+        can_read: Whether there are states between the observations.
     """
 
     dim: int
+    can_read: bool = True
 
     @abstractmethod
     def encode(
-        self,
-        values: Float[Tensor, "B N F"],
-        times: Float[Tensor, "B N"],
-        mask: Bool[Tensor, "B N"],
-        static: Float[Tensor, "B S"] | None = None,
+        self, values: Tensor, times: Tensor, mask: Tensor, static: Tensor | None = None
     ) -> EncodedSeries:
         """Return the encoded series.
 
@@ -55,17 +160,20 @@ class Backbone(nn.Module, ABC):
 
     def read_series(
         self,
-        values: Float[Tensor, "B N F"],
-        times: Float[Tensor, "B N"],
-        mask: Bool[Tensor, "B N"],
-        static: Float[Tensor, "B S"] | None,
-        query_times: Float[Tensor, "B M"],
+        values: Tensor,
+        times: Tensor,
+        mask: Tensor,
+        static: Tensor | None,
+        query_times: Tensor,
     ) -> Float[Tensor, "B M D"]:
-        """Return `read(encode(values, times, mask, static), query_times)`.
+        """Return `read(encode(values, times, mask, static), query_times)`, if possible faster."""
+        return self.read(self._encode_for_reads(values, times, mask, static), query_times)
 
-        Backbones that need less for reads than for the states of the observations do only that.
-        """
-        return self.read(self.encode(values, times, mask, static), query_times)
+    def _encode_for_reads(
+        self, values: Tensor, times: Tensor, mask: Tensor, static: Tensor | None
+    ) -> EncodedSeries:
+        """Return what `read` needs, which may be less than `encode`."""
+        return self.encode(values, times, mask, static)
 
     @abstractmethod
     def _fit_time_scale(
@@ -81,57 +189,36 @@ class Backbone(nn.Module, ABC):
     ) -> Self:
         """Set the unit of time, and what else depends on it, from the times of the training set.
 
-        Where no series has two distinct times there is no scale to find, and all stays as it is.
+        If no series has two distinct times there is no scale to find, and all stays as it is.
         """
         if len(positive_gaps(times, mask)):
             self._fit_time_scale(times, mask, generator)
         return self
 
 
+@register_backbone(
+    "osciformer", options=("preset", *(item.name for item in fields(OsciFormerConfig)))
+)
 class OsciFormerBackbone(Backbone):
-    """The package's own model as a backbone.
+    """An `OsciFormer` as a backbone."""
 
-    Args:
-        config: Its configuration.
-
-    Example:
-        >>> backbone = OsciFormerBackbone(OsciFormerConfig(input_dim=3, dim=8, num_heads=2))
-        >>> times, mask = torch.rand(2, 5).sort().values, torch.ones(2, 5, dtype=torch.bool)
-        >>> encoded = backbone.encode(torch.randn(2, 5, 3), times, mask)
-        >>> encoded.states.shape, backbone.read(encoded, times[:, :2] + 1).shape
-        (torch.Size([2, 5, 8]), torch.Size([2, 2, 8]))
-    """
-
-    def __init__(self, config: OsciFormerConfig) -> None:
+    def __init__(self, **settings: Any) -> None:
         super().__init__()
-        self.model = OsciFormer.from_config(config)
-        self.dim = config.dim
+        self.model = OsciFormer(**settings)
+        self.dim = self.model.dim
 
-    def encode(
-        self,
-        values: Float[Tensor, "B N F"],
-        times: Float[Tensor, "B N"],
-        mask: Bool[Tensor, "B N"],
-        static: Float[Tensor, "B S"] | None = None,
-    ) -> Encoded:
+    def encode(self, *args: Any, **kwargs: Any) -> Encoded:
         """Return the encoded series, see `Backbone.encode`."""
-        encoded: Encoded = self.model(values, times, mask, static)
+        encoded: Encoded = self.model(*args, **kwargs, validate=False)
         return encoded
 
     def read(self, encoded: Encoded, query_times: Float[Tensor, "B M"]) -> Float[Tensor, "B M D"]:
         """Return the states at any times, see `OsciFormer.read`."""
         return self.model.read(encoded, query_times)
 
-    def read_series(
-        self,
-        values: Float[Tensor, "B N F"],
-        times: Float[Tensor, "B N"],
-        mask: Bool[Tensor, "B N"],
-        static: Float[Tensor, "B S"] | None,
-        query_times: Float[Tensor, "B M"],
-    ) -> Float[Tensor, "B M D"]:
+    def read_series(self, *args: Any, **kwargs: Any) -> Float[Tensor, "B M D"]:
         """Return the states at any times, see `OsciFormer.read_series`."""
-        return self.model.read_series(values, times, mask, static, query_times)
+        return self.model.read_series(*args, **kwargs, validate=False)
 
     def _fit_time_scale(
         self, times: Tensor, mask: Tensor | None, generator: torch.Generator | None

@@ -1,23 +1,21 @@
-"""The OsciFormer backbone: an irregular series in, a state at any time out."""
+"""The OsciFormer encoder: an irregular series in, a state at any time out."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import fields
 from typing import Any
 
 import torch
 from torch import nn
 
 from osciformer._types import Bool, Float, Tensor
+from osciformer.config import DEFAULT_OMEGA_RANGE, AttentionConfig, OsciFormerConfig
 from osciformer.math.banks import frequency_range
-from osciformer.models.carry import positive_gaps
-from osciformer.models.config import OsciFormerConfig
+from osciformer.models.forward_fill import positive_gaps
 from osciformer.nn.attention import OscillatorAttention
-from osciformer.nn.checks import check_tokens
-from osciformer.nn.embedding import SeriesEmbedding
-from osciformer.nn.encoder import Encoded, Encoder, EncoderBlock
-from osciformer.nn.presets import DEFAULT_OMEGA_RANGE
-from osciformer.nn.timeline import TimeScale
+from osciformer.nn.encoder import Encoded, Encoder, EncoderBlock, SeriesEmbedding
+from osciformer.nn.timeline import TimeScale, check_reads, check_tokens
 
 
 class OsciFormer(nn.Module):
@@ -32,27 +30,9 @@ class OsciFormer(nn.Module):
         preset: `default` (query `hold`, frequencies from the data's own time scales) or `paper`
             (width 256, 8 heads, J = 8, frequencies log-uniform on [0.01, 10] of normalised time,
             query `ridge`). Any setting given explicitly wins over the preset.
-        static_dim: Number of static features S.
-        dim: Width D.
-        num_layers: Number of encoder blocks.
-        num_heads: Number of heads H.
-        feedforward_dim: Hidden width of the feed-forward; 4 D if not given.
-        query: Query mode, see `OscillatorAttention`, as for all that follow.
-        value: `average` or `point`.
-        direction: `causal` or `bidirectional`.
-        num_modes: Frequencies J of the query bank.
-        bank: Kind of bank.
-        omega_range: `(low, high)` per unit of the model's time, or `"data"` or `"typical"`, see
-            `fit_time_scale`.
-        zeta_range: Ends of the initial damping ratios.
-        undamped: No damping at all.
-        velocity: Learned initial velocities.
-        drive_modes: Number of drive frequencies.
-        equilibrium: Learned rest positions.
-        ridge: Ridge of the query fits.
-        dropout: Dropout of attention and feed-forward.
-        bias: Biases in the attention's projections.
-        backend: Backend of the operator.
+        settings: Any other field of `OsciFormerConfig`, by keyword: `static_dim, dim, num_layers,
+            num_heads, feedforward_dim`, and those of `OscillatorAttention`. None keeps the
+            preset's value.
 
     Example:
         >>> times = 100 * torch.rand(2, 12).sort().values
@@ -62,78 +42,28 @@ class OsciFormer(nn.Module):
         (torch.Size([2, 12, 16]), torch.Size([2, 2, 16]))
     """
 
-    def __init__(
-        self,
-        input_dim: int,
-        *,
-        preset: str = "default",
-        static_dim: int | None = None,
-        dim: int | None = None,
-        num_layers: int | None = None,
-        num_heads: int | None = None,
-        feedforward_dim: int | None = None,
-        query: str | None = None,
-        value: str | None = None,
-        direction: str | None = None,
-        num_modes: int | None = None,
-        bank: str | None = None,
-        omega_range: tuple[float, float] | str | None = None,
-        zeta_range: tuple[float, float] | None = None,
-        undamped: bool | None = None,
-        velocity: bool | None = None,
-        drive_modes: int | None = None,
-        equilibrium: bool | None = None,
-        ridge: float | None = None,
-        dropout: float | None = None,
-        bias: bool | None = None,
-        backend: str | None = None,
-    ) -> None:
-        given = {
-            "input_dim": input_dim,
-            "static_dim": static_dim,
-            "dim": dim,
-            "num_layers": num_layers,
-            "num_heads": num_heads,
-            "feedforward_dim": feedforward_dim,
-            "query": query,
-            "value": value,
-            "direction": direction,
-            "num_modes": num_modes,
-            "bank": bank,
-            "omega_range": omega_range,
-            "zeta_range": zeta_range,
-            "undamped": undamped,
-            "velocity": velocity,
-            "drive_modes": drive_modes,
-            "equilibrium": equilibrium,
-            "ridge": ridge,
-            "dropout": dropout,
-            "bias": bias,
-            "backend": backend,
-        }
+    def __init__(self, input_dim: int, *, preset: str = "default", **settings: Any) -> None:
         super().__init__()
-        self._build(OsciFormerConfig.from_preset(preset, **given))
-
-    @classmethod
-    def from_config(cls, config: OsciFormerConfig) -> OsciFormer:
-        """Return the model of a configuration."""
-        model = cls.__new__(cls)
-        nn.Module.__init__(model)
-        model._build(config)
-        return model
-
-    def _build(self, config: OsciFormerConfig) -> None:
+        config = OsciFormerConfig.from_preset(preset, input_dim=input_dim, **settings)
         self.config = config
         self.time_scale = TimeScale()
         self.embedding = SeriesEmbedding(config.input_dim, config.dim, static_dim=config.static_dim)
+        layer = {item.name: getattr(config, item.name) for item in fields(AttentionConfig)}
+        if isinstance(config.omega_range, str):
+            layer["omega_range"] = DEFAULT_OMEGA_RANGE  # until fit_time_scale
         self.encoder = Encoder(
             EncoderBlock(
-                _attention(config),
+                OscillatorAttention(**layer),
                 feedforward_dim=config.feedforward_dim,
                 dropout=config.dropout,
             )
             for _ in range(config.num_layers)
         )
+
+    @classmethod
+    def from_config(cls, config: OsciFormerConfig) -> OsciFormer:
+        """Return the model of a configuration."""
+        return cls(**{item.name: getattr(config, item.name) for item in fields(config)})
 
     @property
     def dim(self) -> int:
@@ -147,12 +77,12 @@ class OsciFormer(nn.Module):
         *,
         generator: torch.Generator | None = None,
     ) -> OsciFormer:
-        """Set the unit of time, and the frequencies where they come from the data.
+        """Set the unit of time, and the frequencies if they come from the data.
 
         The unit is the longest span of a training series. With `omega_range="data"` the spectra
         of all layers are drawn again, from half a turn over that span to half a turn over a
         short gap (the 5 % quantile), so call this before training. With `"typical"` they go from
-        one radian over the span to half a turn over the median gap: where some gaps are much
+        one radian over the span to half a turn over the median gap: if some gaps are much
         shorter than most, fewer channels start out too fast to see more than one observation.
 
         Args:
@@ -184,6 +114,7 @@ class OsciFormer(nn.Module):
         observed: Bool[Tensor, "B N F"] | None = None,
         query_times: Float[Tensor, "B M"] | None = None,
         return_internals: bool = False,
+        validate: bool = True,
     ) -> Encoded:
         """Return the encoded series.
 
@@ -195,20 +126,21 @@ class OsciFormer(nn.Module):
             observed: True where a value was measured; None takes all that are not NaN.
             query_times: Also read at these times, in any order.
             return_internals: Also return the internals of each layer.
+            validate: Check shapes and dtypes; False if the caller has done so.
 
         Returns:
             An `Encoded`; `encoded.reads` holds the states at `query_times`.
         """
-        check_tokens(values, times, mask, name="values", dim=self.config.input_dim)
-        tokens = self.embedding(values, observed, static=static)
-        if query_times is not None:
-            query_times = self.time_scale(query_times)
+        query_times = None if query_times is None else self.time_scale(query_times)
+        if validate:
+            self._check(values, times, mask, query_times)
         return self.encoder(
-            tokens,
+            self.embedding(values, observed, static=static),
             self.time_scale(times),
             mask,
             query_times,
             return_internals=return_internals,
+            validate=False,
         )
 
     def read(self, encoded: Encoded, query_times: Float[Tensor, "B M"]) -> Float[Tensor, "B M D"]:
@@ -227,42 +159,22 @@ class OsciFormer(nn.Module):
         mask: Bool[Tensor, "B N"] | None,
         static: Float[Tensor, "B S"] | None,
         query_times: Float[Tensor, "B M"],
+        *,
+        validate: bool = True,
     ) -> Float[Tensor, "B M D"]:
         """Return `read(forward(values, times, mask, static), query_times)`, for less work.
 
         What the last block makes of the observations, which no read sees, is not computed.
         """
+        query_times = self.time_scale(query_times)
+        if validate:
+            self._check(values, times, mask, query_times)
+        tokens, times = self.embedding(values, static=static), self.time_scale(times)
+        return self.encoder.read_tokens(tokens, times, mask, query_times, validate=False)
+
+    def _check(
+        self, values: Tensor, times: Tensor, mask: Tensor | None, query_times: Tensor | None
+    ) -> None:
+        """Refuse a batch that does not fit."""
         check_tokens(values, times, mask, name="values", dim=self.config.input_dim)
-        tokens = self.embedding(values, static=static)
-        return self.encoder.read_tokens(
-            tokens, self.time_scale(times), mask, self.time_scale(query_times)
-        )
-
-
-def _attention(config: OsciFormerConfig) -> OscillatorAttention:
-    omega_range = config.omega_range
-    settings: dict[str, Any] = {
-        name: getattr(config, name)
-        for name in (
-            "query",
-            "value",
-            "direction",
-            "num_modes",
-            "bank",
-            "zeta_range",
-            "undamped",
-            "velocity",
-            "drive_modes",
-            "equilibrium",
-            "ridge",
-            "dropout",
-            "bias",
-            "backend",
-        )
-    }
-    return OscillatorAttention(
-        config.dim,
-        config.num_heads,
-        omega_range=DEFAULT_OMEGA_RANGE if isinstance(omega_range, str) else omega_range,
-        **settings,
-    )
+        check_reads(query_times, None, batch=values.shape[0], dim=self.dim)

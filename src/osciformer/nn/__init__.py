@@ -1,15 +1,15 @@
 """Layers: oscillator attention, encoder blocks and embeddings."""
 
+from osciformer.nn.attention import AttentionInternals as AttentionInternals
 from osciformer.nn.attention import KeyValues as KeyValues
 from osciformer.nn.attention import OscillatorAttention as OscillatorAttention
-from osciformer.nn.embedding import SeriesEmbedding as SeriesEmbedding
+from osciformer.nn.attention import Oscillators as Oscillators
 from osciformer.nn.encoder import Encoded as Encoded
 from osciformer.nn.encoder import Encoder as Encoder
 from osciformer.nn.encoder import EncoderBlock as EncoderBlock
 from osciformer.nn.encoder import FeedForward as FeedForward
-from osciformer.nn.internals import AttentionInternals as AttentionInternals
-from osciformer.nn.internals import Oscillators as Oscillators
+from osciformer.nn.encoder import SeriesEmbedding as SeriesEmbedding
+from osciformer.nn.parameters import FrequencyBank as FrequencyBank
+from osciformer.nn.parameters import Spectrum as Spectrum
 from osciformer.nn.parameters import parameter_groups as parameter_groups
-from osciformer.nn.spectrum import FrequencyBank as FrequencyBank
-from osciformer.nn.spectrum import Spectrum as Spectrum
 from osciformer.nn.timeline import TimeScale as TimeScale

@@ -1,36 +1,76 @@
-"""Times of padded sequences: what was seen last, and the unit of a data set."""
+"""Tokens in time: what a layer refuses, what was observed last, and the unit of a data set."""
 
 from __future__ import annotations
 
 import torch
 from torch import nn
 
-from osciformer._types import Bool, Float, Int, Tensor
-from osciformer.nn.exact import ExactBuffers
+from osciformer._types import Bool, Float, Tensor
+from osciformer.nn.parameters import ExactBuffers
+from osciformer.ops._checks import DeferredChecks, check_times
 from osciformer.ops.padding import last_present_index
 
 
+def check_tokens(x: Tensor, times: Tensor, mask: Tensor | None, *, name: str, dim: int) -> None:
+    """Refuse tokens `[B, N, dim]`, times `[B, N]` and a mask `[B, N]` that do not fit."""
+    if x.ndim != 3 or x.shape[2] != dim:
+        raise ValueError(f"{name} must be [B, N, {dim}]; got {list(x.shape)}")
+    _check_float(name, x)
+    shape = x.shape[:2]
+    if times.shape != shape:
+        raise ValueError(
+            f"times must be [B, N] = {list(shape)} like {name}; got {list(times.shape)}"
+        )
+    _check_float("times", times)
+    if mask is None:
+        return
+    if mask.shape != shape:
+        raise ValueError(f"mask must be [B, N] = {list(shape)} like {name}; got {list(mask.shape)}")
+    if mask.dtype != torch.bool:
+        raise ValueError(f"mask must be bool, True where a token is present; got {mask.dtype}")
+
+
+def check_reads(
+    query_times: Tensor | None, query_x: Tensor | None, *, batch: int, dim: int
+) -> None:
+    """Refuse query times `[B, M]` and query tokens `[B, M, dim]` that do not fit a batch."""
+    if query_times is None:
+        if query_x is not None:
+            raise ValueError("query_x is given without query_times; a read needs both")
+        return
+    if query_times.ndim != 2 or query_times.shape[0] != batch:
+        raise ValueError(
+            f"query_times must be [B, M] with B = {batch}; got {list(query_times.shape)}"
+        )
+    _check_float("query_times", query_times)
+    if query_x is not None and query_x.shape != (*query_times.shape, dim):
+        raise ValueError(
+            f"query_x must be [B, M, D] = {[*query_times.shape, dim]}; got {list(query_x.shape)}"
+        )
+
+
+def check_time_values(
+    times: Tensor, mask: Tensor | None, query_times: Tensor | None, checks: DeferredChecks
+) -> None:
+    """Refuse times that decrease or are not finite, and query times that are not finite."""
+    check_times("times", times, mask, checks)
+    if query_times is not None:
+        check_times("query_times", query_times.sort(dim=1).values, None, checks)
+
+
+def _check_float(name: str, x: Tensor) -> None:
+    """Refuse a tensor that is not floating point."""
+    if not x.is_floating_point():
+        raise ValueError(f"{name} must be a floating-point tensor; got {x.dtype}")
+
+
 def last_observation(
-    times: Float[Tensor, "B N"],
-    query_times: Float[Tensor, "B M"],
-    mask: Bool[Tensor, "B N"] | None = None,
-    *,
-    backfill: bool = False,
-) -> Int[Tensor, "B M"]:
-    """Return the index of the last present observation at or before each query time; -1 for none.
+    times: Tensor, query_times: Tensor, mask: Tensor | None = None, *, backfill: bool = False
+) -> Tensor:
+    """Return the index `[B, M]` of the last present observation at or before each query; else -1.
 
-    Args:
-        times: Observation times as `clean_times` returns them.
-        query_times: Times in any order.
-        mask: True where an observation is present.
-        backfill: Take the first present observation where there is none before; not causal.
-
-    Returns:
-        Indices; among observations at one time the last one.
-
-    Example:
-        >>> last_observation(torch.tensor([[0.0, 1.0, 1.0]]), torch.tensor([[-1.0, 0.5, 1.0]]))
-        tensor([[-1,  0,  2]])
+    `times` are those of `clean_times`; among observations at one time the last one counts. With
+    `backfill`, which is not causal, a query before all observations gets the first one.
     """
     dtype = torch.promote_types(times.dtype, query_times.dtype)
     before = torch.searchsorted(
@@ -49,14 +89,12 @@ def last_observation(
     return torch.where(index >= 0, index, first[:, None])
 
 
-def take_tokens(
-    tokens: Float[Tensor, "B N D"], index: Int[Tensor, "B M"]
-) -> Float[Tensor, "B M D"]:
-    """Return `tokens[b, index[b, m]]`, and zeros where the index is -1."""
+def take_tokens(tokens: Tensor, index: Tensor, *, fill: float = 0.0) -> Tensor:
+    """Return `tokens[b, index[b, m]]`, and `fill` where the index is -1."""
     if tokens.shape[1] == 0:
-        return tokens.new_zeros(*index.shape, tokens.shape[2])
+        return tokens.new_full((*index.shape, tokens.shape[2]), fill)
     picked = tokens.gather(1, index.clamp(min=0)[..., None].expand(-1, -1, tokens.shape[2]))
-    return torch.where((index >= 0)[..., None], picked, 0.0)
+    return torch.where((index >= 0)[..., None], picked, fill)
 
 
 class TimeScale(ExactBuffers):
@@ -116,8 +154,8 @@ class TimeScale(ExactBuffers):
         span = float(torch.where(mask.any(dim=1), final - first, 0.0).max())
         if not 0.0 < span < float("inf"):
             raise ValueError(
-                f"times must be finite and some series must last: the longest span is {span}. "
-                "Set the unit by hand with TimeScale.set(reference, scale)"
+                "times must be finite and some series must have a positive duration; the longest "
+                f"span is {span}. Set the unit by hand with TimeScale.set(reference, scale)"
             )
         self.set(float(first.min()), span)
         return self
@@ -127,5 +165,5 @@ class TimeScale(ExactBuffers):
         return (times.double() - self.reference) / self.scale
 
     def extra_repr(self) -> str:
-        """Say both constants."""
+        """Show both constants."""
         return f"reference={self.reference.item():g}, scale={self.scale.item():g}"

@@ -1,26 +1,39 @@
-"""Training of any model for any task, on one device or many."""
+"""Training of any model for any task, on one device or many, and predictions."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import logging
 import os
+import random
+import signal
+import threading
 import time
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
+import numpy as np
 import torch
 from torch import distributed, nn
 
+from osciformer._advice import Mention, advise
 from osciformer._optional import need
-from osciformer.train.config import Accelerator, TrainConfig
-from osciformer.train.quiet import quiet_lightning, undisturbed_random_state
+from osciformer._text import check_choice
+from osciformer._types import Tensor
+from osciformer.config import Accelerator, Precision, TrainConfig
+from osciformer.data.batches import Batch
+from osciformer.train import run_folder
 from osciformer.train.sources import BatchSource
 from osciformer.train.tasks import Task
 
 if TYPE_CHECKING:
-    from osciformer.train.journal import Journal
+    from osciformer.train.callbacks import Journal
+
+_LOGGERS = ("pytorch_lightning", "lightning_fabric", "lightning.pytorch", "lightning.fabric")
 
 
 @dataclass(frozen=True)
@@ -78,8 +91,7 @@ def fit(
     would.
 
     Args:
-        model: Takes a `Batch`, returns what the task wants. Trained in place. If it has a method
-            `learn`, that is called in training; it also returns a `SideLoss`, or None.
+        model: Takes a `Batch`, returns what the task wants. Trained in place.
         task: Loss and metrics.
         train: Training batches.
         validation: Validation batches, for early stopping and the choice of the best epoch.
@@ -99,10 +111,9 @@ def fit(
         CheckpointError: If there is nothing to resume from, or it belongs to other settings.
         FloatingPointError: If the loss is not finite.
     """
-    pl = _import_lightning()
-    from osciformer.train import averaging, reporting, run_folder
-    from osciformer.train import journal as journals
-    from osciformer.train import module as modules
+    with _quiet_lightning():
+        pl = need("pytorch_lightning", extra="train")
+    from osciformer.train import callbacks, module  # they need Lightning
 
     check_hardware(config.accelerator, config.strategy, config.devices)
     checkpoint = None if resume is None else run_folder.find_checkpoint(resume)
@@ -111,24 +122,24 @@ def fit(
         run_folder.check_checkpoint(checkpoint, config, setup, model)
     folder = None if run_dir is None else Path(run_dir)
     monitor = None if validation is None else task.resolve_monitor(config.monitor)
-    journal = journals.Journal(monitor, config.patience, config.restore_best, config.keep_latest)
-    callbacks: list[Any] = [journal]
+    journal = callbacks.Journal(monitor, config.patience, config.restore_best)
+    active: list[Any] = [journal]
     if config.weight_averaging:
-        callbacks.insert(0, averaging.WeightAverage(config.weight_averaging))
+        active.insert(0, callbacks.WeightAverage(config.weight_averaging))
     if config.verbose:
-        callbacks.append(reporting.ProgressReport(journal, is_bar=config.verbose == 1))
+        active.append(callbacks.ProgressReport(journal, is_bar=config.verbose == 1))
     if folder is not None:
-        callbacks.append(run_folder.RunFolder(folder, journal, config, setup))
+        active.append(callbacks.RunWriter(folder, journal, config, setup))
     # FSDP leaves the model's parameters in pieces; the result then goes into a copy.
     result_model = copy.deepcopy(model) if config.strategy == "fsdp" else model
     started = time.perf_counter()
-    with undisturbed_random_state(), quiet_lightning():
+    with undisturbed_random_state(), _quiet_lightning():
         trainer = pl.Trainer(
             max_epochs=config.max_epochs,
-            accelerator=_accelerator(config),
+            accelerator="gpu" if choose_device(config.accelerator).type == "cuda" else "cpu",
             precision=config.precision,
             gradient_clip_val=config.gradient_clip,
-            callbacks=callbacks,
+            callbacks=active,
             logger=run_folder.make_loggers(folder),
             default_root_dir=folder,
             log_every_n_steps=1,
@@ -142,8 +153,8 @@ def fit(
         )
         try:
             trainer.fit(
-                modules.TrainingModule(model, task, config),
-                datamodule=modules.TrainingData(train, validation),
+                module.TrainingModule(model, task, config),
+                datamodule=module.TrainingData(train, validation),
                 ckpt_path=None if checkpoint is None else str(checkpoint),
                 weights_only=True,
             )
@@ -155,66 +166,6 @@ def fit(
         last = None if folder is None else folder / run_folder.CHECKPOINT
         raise TrainingInterrupted(result, last if last is not None and last.is_file() else None)
     return result
-
-
-def under_torchrun() -> bool:
-    """Return whether `torchrun` started this process."""
-    return "TORCHELASTIC_RUN_ID" in os.environ
-
-
-def num_processes(config: TrainConfig) -> int:
-    """Return how many processes will train together."""
-    if under_torchrun():
-        return int(os.environ["WORLD_SIZE"])
-    return config.devices * config.num_nodes
-
-
-def choose_device(accelerator: str) -> torch.device:
-    """Return the device that `TrainConfig.accelerator` means here."""
-    if accelerator not in get_args(Accelerator):
-        allowed = ", ".join(map(repr, get_args(Accelerator)))
-        raise ValueError(f"accelerator must be one of {allowed}; got {accelerator!r}")
-    if accelerator == "gpu" and not torch.cuda.is_available():
-        raise RuntimeError(
-            "accelerator='gpu' needs a CUDA device, and torch sees none here; use "
-            "accelerator='auto' to compute on what there is"
-        )
-    return torch.device("cuda" if accelerator != "cpu" and torch.cuda.is_available() else "cpu")
-
-
-def check_hardware(accelerator: str, strategy: str, devices: int) -> None:
-    """Refuse settings that the devices of this machine cannot serve.
-
-    Args:
-        accelerator: As in `TrainConfig`.
-        strategy: As in `TrainConfig`.
-        devices: As in `TrainConfig`; under `torchrun` it is not looked at.
-    """
-    device = choose_device(accelerator)
-    if strategy == "fsdp" and device.type != "cuda":
-        raise ValueError("strategy='fsdp' needs GPUs; use strategy='ddp' or 'auto' on CPUs")
-    count = torch.cuda.device_count()
-    if device.type == "cuda" and not under_torchrun() and devices > count:
-        raise ValueError(f"devices={devices} needs as many GPUs, and torch sees {count} here")
-
-
-def _accelerator(config: TrainConfig) -> str:
-    return "gpu" if choose_device(config.accelerator).type == "cuda" else "cpu"
-
-
-def _processes(config: TrainConfig) -> dict[str, Any]:
-    """Return what the Trainer needs to know of processes and machines."""
-    devices, num_nodes = config.devices, config.num_nodes
-    if under_torchrun():
-        devices = int(os.environ["LOCAL_WORLD_SIZE"])
-        num_nodes = int(os.environ["WORLD_SIZE"]) // devices
-    strategy: Any = config.strategy
-    if strategy == "auto":
-        strategy = "ddp" if devices * num_nodes > 1 else "auto"
-    if strategy == "fsdp":
-        strategies = need("pytorch_lightning.strategies", extra="train")
-        strategy = strategies.FSDPStrategy(state_dict_type="full")
-    return {"devices": devices, "num_nodes": num_nodes, "strategy": strategy}
 
 
 def _result(model: nn.Module, journal: Journal, config: TrainConfig, seconds: float) -> FitResult:
@@ -232,6 +183,126 @@ def _result(model: nn.Module, journal: Journal, config: TrainConfig, seconds: fl
     return FitResult(model, journal.history, best, journal.stopped_early, seconds)
 
 
-def _import_lightning() -> Any:
-    with quiet_lightning():
-        return need("pytorch_lightning", extra="train")
+def predict(
+    model: nn.Module,
+    batches: Iterable[Batch],
+    *,
+    device: torch.device | str = "cpu",
+    precision: Precision = "32-true",
+) -> Iterator[tuple[Batch, Tensor]]:
+    """Yield each batch with the model's output for it, in float32 on the CPU.
+
+    Args:
+        model: The model; it stays on the device, in evaluation mode.
+        batches: Batches on the CPU; `batch.index` says which series they hold.
+        device: Where to compute.
+        precision: With a mixed one, computed under autocast.
+    """
+    device = torch.device(device)
+    model = model.to(device).eval()
+    dtype = torch.float16 if precision == "16-mixed" else torch.bfloat16
+    for batch in batches:
+        with (
+            torch.inference_mode(),
+            torch.autocast(device.type, dtype, enabled=precision != "32-true"),
+        ):
+            output = model(batch.to(device))
+        yield batch, output.float().cpu()
+
+
+def num_processes(config: TrainConfig) -> int:
+    """Return how many processes will train together."""
+    devices, num_nodes = _devices_and_nodes(config)
+    return devices * num_nodes
+
+
+def choose_device(accelerator: str) -> torch.device:
+    """Return the device that `TrainConfig.accelerator` means here."""
+    check_choice("accelerator", accelerator, get_args(Accelerator))
+    if accelerator == "gpu" and not torch.cuda.is_available():
+        raise advise(
+            RuntimeError,
+            Mention("accelerator", "gpu"),
+            " needs a CUDA device, and torch sees none here; use ",
+            Mention("accelerator", "auto"),
+            " to compute on what there is",
+        )
+    return torch.device("cuda" if accelerator != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def check_hardware(accelerator: str, strategy: str, devices: int) -> None:
+    """Refuse settings of `TrainConfig` that the devices of this machine cannot serve."""
+    device = choose_device(accelerator)
+    if strategy == "fsdp" and device.type != "cuda":
+        raise advise(
+            ValueError,
+            Mention("strategy", "fsdp"),
+            " needs GPUs; use ",
+            Mention("strategy", "ddp"),
+            " or 'auto' on CPUs",
+        )
+    count = torch.cuda.device_count()
+    if device.type == "cuda" and not _is_under_torchrun() and devices > count:
+        raise advise(
+            ValueError,
+            Mention("devices", devices),
+            f" needs as many GPUs, and torch sees {count} here",
+        )
+
+
+def _is_under_torchrun() -> bool:
+    return "TORCHELASTIC_RUN_ID" in os.environ
+
+
+def _devices_and_nodes(config: TrainConfig) -> tuple[int, int]:
+    if not _is_under_torchrun():
+        return config.devices, config.num_nodes
+    devices = int(os.environ["LOCAL_WORLD_SIZE"])
+    return devices, int(os.environ["WORLD_SIZE"]) // devices
+
+
+def _processes(config: TrainConfig) -> dict[str, Any]:
+    """Return what the Trainer needs to know of processes and machines."""
+    devices, num_nodes = _devices_and_nodes(config)
+    strategy: Any = config.strategy
+    if strategy == "auto":
+        strategy = "ddp" if devices * num_nodes > 1 else "auto"
+    if strategy == "fsdp":
+        strategies = need("pytorch_lightning.strategies", extra="train")
+        strategy = strategies.FSDPStrategy(state_dict_type="full")
+    return {"devices": devices, "num_nodes": num_nodes, "strategy": strategy}
+
+
+@contextlib.contextmanager
+def undisturbed_random_state() -> Iterator[None]:
+    """Put the states of Python's, NumPy's and torch's generators back afterwards."""
+    python, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002
+    try:
+        with torch.random.fork_rng(range(torch.cuda.device_count())):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy_state)  # noqa: NPY002
+
+
+@contextlib.contextmanager
+def _quiet_lightning() -> Iterator[None]:
+    """Silence what Lightning says about itself, and put the handler of Ctrl-C back afterwards."""
+    levels = {name: logging.getLogger(name).level for name in _LOGGERS}
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    handler = signal.getsignal(signal.SIGINT) if in_main_thread else None
+    try:
+        for name in _LOGGERS:
+            logging.getLogger(name).setLevel(logging.ERROR)
+        with warnings.catch_warnings():
+            for module in ("pytorch_lightning", "lightning_fabric", "torchmetrics"):
+                warnings.filterwarnings("ignore", module=rf"{module}(\.|$)")
+            # Advice whose origin Lightning gives as the caller's.
+            for message in (".*does not have many workers.*", ".*GPU available but not used.*"):
+                warnings.filterwarnings("ignore", message=message)
+            yield
+    finally:
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)
+        if handler is not None:
+            signal.signal(signal.SIGINT, handler)

@@ -1,4 +1,4 @@
-"""Where batches come from: series in memory, or a table on disk."""
+"""Where batches come from: series or events in memory, or a table on disk."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, get_worker_info
+from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from osciformer._types import Int
-from osciformer.data.batches import Batch, collate, make_loader
+from osciformer.data.batches import Batch, LengthBatches, collate, make_loader
 from osciformer.data.parquet_series import ParquetSeries, StreamedBatches, make_stream_loader
 from osciformer.data.series import IrregularSeries
+from osciformer.events import EventBatch, EventSequences
 
 # Splits series into what a model sees and what it is asked, one query series per series.
 Draw = Callable[[IrregularSeries, np.random.Generator], tuple[IrregularSeries, IrregularSeries]]
@@ -83,10 +84,9 @@ class SeriesSource:
         num_workers: int = 0,
         pin_memory: bool = False,
     ) -> None:
-        self.series, self.batch_size = series.replace(labels=None), batch_size
-        self.labels, self.weight, self.draw = labels, weight, draw
-        self.shuffle, self.seed = shuffle, seed
-        self.num_workers, self.pin_memory = num_workers, pin_memory
+        self.series, self.batch_size, self.draw = series, batch_size, draw
+        self.labels, self.shuffle, self.seed = labels, shuffle, seed
+        self.options = {"weight": weight, "num_workers": num_workers, "pin_memory": pin_memory}
         self._fixed: tuple[IrregularSeries, IrregularSeries | None] | None = None
 
     def __len__(self) -> int:
@@ -97,100 +97,71 @@ class SeriesSource:
         inputs, queries = self._split(number)
         loader = make_loader(
             inputs,
-            per_process(self.batch_size, world_size),
+            _per_process(self.batch_size, world_size),
+            labels=self.labels,
+            queries=queries,
             shuffle=self.shuffle,
             seed=self.seed,
-            labels=self.labels,
-            weight=self.weight,
-            queries=queries,
             rank=rank,
             world_size=world_size,
-            num_workers=self.num_workers,
-            pin_memory=self.pin_memory,
+            **self.options,
         )
         loader.sampler.set_epoch(number)  # type: ignore[attr-defined]
         return EpochBatches(loader)
 
     def _split(self, number: int) -> tuple[IrregularSeries, IrregularSeries | None]:
+        series = self.series.replace(labels=None)
         if self.draw is None:
-            return self.series, None
+            return series, None
         if self.shuffle:
-            return self.draw(self.series, np.random.default_rng((self.seed, number)))
+            return self.draw(series, np.random.default_rng((self.seed, number)))
         if self._fixed is None:
-            self._fixed = self.draw(self.series, np.random.default_rng(self.seed))
+            self._fixed = self.draw(series, np.random.default_rng(self.seed))
         return self._fixed
 
 
-class StreamSource:
+class StreamSource(SeriesSource):
     """Batches of a table that need not fit into memory.
 
     Args:
         table: The table.
         batch_size: Series per step, of all processes together.
         prepare: Applied to each chunk, such as `SeriesTransform.transform`.
-        labels: Numeric labels of the series of the table [n] or [n, K].
-        weight: Weights [n].
-        draw: For query tasks: splits series into inputs and queries, anew for each batch.
-        shuffle: Another order and other draws each epoch.
-        seed: Seed of the order and of the draws.
-        num_workers: Processes that read in the background.
-        pin_memory: Put batches into page-locked memory.
+        **settings: As of `SeriesSource`; inputs and queries are drawn anew for each batch.
     """
 
     def __init__(
-        self,
-        table: ParquetSeries,
-        batch_size: int,
-        *,
-        prepare: Prepare,
-        labels: Any = None,
-        weight: Any = None,
-        draw: Draw | None = None,
-        shuffle: bool = True,
-        seed: int = 0,
-        num_workers: int = 0,
-        pin_memory: bool = False,
+        self, table: ParquetSeries, batch_size: int, *, prepare: Prepare, **settings: Any
     ) -> None:
-        self.table, self.batch_size, self.prepare = table, batch_size, prepare
-        self.labels = None if labels is None else torch.from_numpy(np.asarray(labels))
-        self.weight, self.draw = weight, draw
-        self.shuffle, self.seed = shuffle, seed
-        self.num_workers, self.pin_memory = num_workers, pin_memory
-
-    def __len__(self) -> int:
-        return len(self.table)
+        super().__init__(table, batch_size, **settings)  # type: ignore[arg-type]
+        self.table, self.prepare = table, prepare
 
     def epoch(self, number: int, *, rank: int = 0, world_size: int = 1) -> EpochBatches:
         """Return the batches of an epoch for one of several processes."""
         draw_seed = (self.seed, number, rank) if self.shuffle else (self.seed, 0, rank)
         loader = make_stream_loader(
             self.table,
-            per_process(self.batch_size, world_size),
-            num_workers=self.num_workers,
-            pin_memory=self.pin_memory,
+            _per_process(self.batch_size, world_size),
             shuffle=self.shuffle,
             seed=self.seed,
             prepare=_Prepared(self.prepare),
             make_batch=collate if self.draw is None else _Drawn(self.draw, draw_seed),
-            weight=self.weight,
             rank=rank,
             world_size=world_size,
+            **self.options,
         )
         assert isinstance(loader.dataset, StreamedBatches)
         loader.dataset.set_epoch(number)
         return EpochBatches(loader, self._label)
 
     def _label(self, batch: Batch) -> Batch:
-        return batch if self.labels is None else replace(batch, labels=self.labels[batch.index])
+        if self.labels is None:
+            return batch
+        return replace(batch, labels=torch.from_numpy(np.asarray(self.labels)[batch.index.numpy()]))
 
 
-def per_process(batch_size: int, world_size: int) -> int:
-    """Return how many series of a step one process has.
-
-    Example:
-        >>> per_process(64, 2), per_process(3, 8)
-        (32, 1)
-    """
+def _per_process(batch_size: int, world_size: int) -> int:
+    """Return how many series of a step one process has: a share, rounded up."""
     return max(1, -(-batch_size // world_size))
 
 
@@ -219,3 +190,70 @@ class _Drawn:
             )
         inputs, queries = self.draw(series[index], self._generator)
         return collate(inputs, queries=queries)
+
+
+class EventSource:
+    """Batches of sequences of similar length, in memory; a `BatchSource`.
+
+    Args:
+        sequences: The sequences.
+        batch_size: Sequences per step, of all processes together.
+        shuffle: Another order each epoch; otherwise they come sorted by length.
+        seed: Seed of the order.
+        num_workers: Processes that pad in the background.
+
+    Example:
+        >>> events = EventSequences.from_arrays([[0.0, 1.0, 4.0], [0.5], [2.0, 3.0]])
+        >>> source = EventSource(events, 2, shuffle=False)
+        >>> [batch.index.tolist() for batch in source.epoch(0)]
+        [[1, 2], [0]]
+    """
+
+    def __init__(
+        self,
+        sequences: EventSequences,
+        batch_size: int,
+        *,
+        shuffle: bool = True,
+        seed: int = 0,
+        num_workers: int = 0,
+    ) -> None:
+        self.sequences, self.batch_size = sequences, batch_size
+        self.shuffle, self.seed, self.num_workers = shuffle, seed, num_workers
+
+    def __len__(self) -> int:
+        return len(self.sequences)
+
+    def epoch(self, number: int, *, rank: int = 0, world_size: int = 1) -> EpochBatches:
+        """Return the batches of an epoch for one of several processes."""
+        sampler = LengthBatches(
+            self.sequences.lengths,
+            _per_process(self.batch_size, world_size),
+            shuffle=self.shuffle,
+            seed=self.seed,
+            rank=rank,
+            world_size=world_size,
+        )
+        sampler.set_epoch(number)
+        loader: DataLoader[EventBatch] = DataLoader(
+            _PaddedBatches(self.sequences),
+            sampler=sampler,
+            batch_size=None,
+            num_workers=self.num_workers,
+            # A generator of its own, so that drawing batches leaves the global seed alone.
+            generator=torch.Generator().manual_seed(self.seed),
+        )
+        return EpochBatches(loader)
+
+
+class _PaddedBatches(Dataset[EventBatch]):
+    """Sequences whose items are padded batches, as `SeriesDataset` has them for series."""
+
+    def __init__(self, sequences: EventSequences) -> None:
+        self.sequences = sequences
+
+    def __len__(self) -> int:
+        return len(self.sequences)
+
+    def __getitem__(self, index: int | list[int]) -> EventBatch:
+        return self.sequences.batch(np.atleast_1d(np.asarray(index, dtype=np.int64)))

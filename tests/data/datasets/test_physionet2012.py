@@ -196,7 +196,9 @@ def test_an_outcome_without_record_is_named(local: Path) -> None:
 
 def test_outcomes_need_their_columns(tmp_path: Path) -> None:
     (tmp_path / "outcomes").write_text("RecordID,SOFA\n1,2\n")
-    with pytest.raises(UnreadableFileError, match="no column In-hospital_death"):
+    with pytest.raises(
+        UnreadableFileError, match="must have the columns RecordID and In-hospital_death"
+    ):
         physionet2012.read_outcomes(tmp_path / "outcomes")
 
 

@@ -18,14 +18,15 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 
 from osciformer._text import did_you_mean
+from osciformer.baselines import BASELINE_MODELS
 from osciformer.bench.events.datasets import EventTask
 from osciformer.bench.speed import milliseconds
+from osciformer.config import HeadName, estimator_arguments
 from osciformer.events import EventProcess, EventSequences, PoissonProcess, log_likelihood
 from osciformer.events.classical import NUM_BINS, MarkRule, choose_hawkes, choose_renewal
 from osciformer.events.neural import BlendedEventProcess, EventModelConfig, make_event_model
-from osciformer.events.neural.baselines import BASELINE_MODELS
 from osciformer.events.neural.blended import companions_of
-from osciformer.events.neural.config import EncoderName, HeadName
+from osciformer.models.backbones import backbone_names
 
 # What is tried of each network, in this order.
 _CHOICES = ("learning_rate", "dropout", "dim")
@@ -215,17 +216,19 @@ def _train(
         name = "-".join(part for part in network if part is not None)
         key = f"{request.task.name}-{name}-{request.seed}-{rate:g}-{dropout:g}-{dim}"
         folder = Path(settings.checkpoints) / key
-    estimator = OsciFormerEventPredictor(
+    given = {
         **network._asdict(),
-        **settings.model_options(network.encoder) | {"dim": dim},
-        dropout=dropout,
-        learning_rate=rate,
-        weight_decay=settings.weight_decay,
-        random_state=request.seed,
-        accelerator="gpu" if settings.device.startswith("cuda") else "cpu",
-        run_dir=folder,
-        resume=folder is not None,
+        **settings.model_options(network.encoder),
+        "dim": dim,
+        "dropout": dropout,
+        "learning_rate": rate,
+        "weight_decay": settings.weight_decay,
+        "seed": request.seed,
+        "accelerator": "gpu" if settings.device.startswith("cuda") else "cpu",
         **settings.length(len(request.train)),
+    }
+    estimator = OsciFormerEventPredictor(
+        **estimator_arguments("events", given), run_dir=folder, resume=folder is not None
     )
     with interrupted_after(limit) as interruptions:
         try:
@@ -360,7 +363,7 @@ def find_model(name: str) -> BenchModel:
     if name in MODELS:
         return MODELS[name]
     encoder, _, head = name.partition("+")
-    encoders, heads = get_args(EncoderName), get_args(HeadName)
+    encoders, heads = backbone_names("events"), get_args(HeadName)
     if encoder not in encoders or head not in heads:
         near = did_you_mean(name, MODELS)
         raise ValueError(

@@ -1,13 +1,12 @@
 """Sequences of events in continuous time, each with a type.
 
-A split is an Arrow table with one row an event: `seq_id` (from 0), `time` and `type` (from 0), in
+A split is an Arrow table with a row per event: `seq_id` (from 0), `time` and `type` (from 0), in
 time order inside a sequence, the rows of a sequence together.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,19 +19,17 @@ from osciformer.data.errors import UnreadableFileError
 
 def load_copy(request: Request) -> Any:
     """Return the events of one split, and of one fold where there are folds."""
-    table = _read_copy(request)
     compute = need("pyarrow.compute", extra="data")
-    if request.fold is not None:
-        table = table.filter(compute.equal(table["fold"], request.fold)).drop_columns("fold")
-    if "split" in table.column_names:
-        table = table.filter(compute.equal(table["split"], request.split)).drop_columns("split")
+    table = _read_copy(request)
+    for name, wanted in (("fold", request.fold), ("split", request.split)):
+        if wanted is not None and name in table.column_names:
+            table = table.filter(compute.equal(table[name], wanted)).drop_columns(name)
     return table
 
 
 def load_stackoverflow_copy(request: Request) -> Any:
     """Return the sequences that are, or are not, in the test part of a fold."""
-    if request.fold is None:
-        raise ValueError("fold must be one of 1 to 5, got None")
+    assert request.fold is not None  # the registry refuses a request without
     table = _read_copy(request)
     bit = table["test_fold_mask"].to_numpy() >> (request.fold - 1) & 1
     table = table.filter(need("pyarrow", extra="data").array(bit == (request.split == "test")))
@@ -45,13 +42,9 @@ def _read_copy(request: Request) -> Any:
 
 
 def load_text(request: Request) -> Any:
-    """Return the events of two text files: a line a sequence, one with types, one with times.
-
-    The types count from 1 in the files.
-    """
+    """Return the events of two text files, a line per sequence: types, from 1, and times."""
     key = f"{request.fold}-{request.split}.txt"
-    types = _read_lines(request.files[f"event-{key}"])
-    times = _read_lines(request.files[f"time-{key}"])
+    types, times = (_read_lines(request.files[f"{what}-{key}"]) for what in ("event", "time"))
     if len(types) != len(times):
         raise UnreadableFileError(
             f"event-{key} has {len(types)} sequences, time-{key} has {len(times)}"
@@ -66,39 +59,35 @@ def load_text(request: Request) -> Any:
 
 
 def _read_lines(path: Path) -> list[np.ndarray]:
-    with path.open(encoding="utf-8") as stream:
-        lines = [line.split() for line in stream]
+    lines = path.read_text(encoding="utf-8").splitlines()
     try:
-        return [np.array(line, dtype=np.float64) for line in lines if line]
+        return [np.array(line.split(), dtype=np.float64) for line in lines if line.strip()]
     except ValueError as error:
         raise UnreadableFileError(f"{path}: {error}") from error
 
 
 def load_json(request: Request) -> Any:
-    """Return the events of one JSON file in the form of EasyTPP, a list or a line a sequence."""
+    """Return the events of a JSON file in the form of EasyTPP: a list, or a line per sequence."""
     path = request.files[f"{request.split}.json"]
     text = path.read_text(encoding="utf-8")
+    lines = [text] if text.lstrip().startswith("[") else text.splitlines()
     try:
-        if text.lstrip().startswith("["):
-            sequences = json.loads(text)
-        else:
-            sequences = [json.loads(line) for line in text.splitlines() if line.strip()]
+        items = [json.loads(line) for line in lines if line.strip()]
+        sequences = items[0] if items and isinstance(items[0], list) else items
         times = [np.array(s["time_since_start"], dtype=np.float64) for s in sequences]
         types = [np.array(s["type_event"], dtype=np.float64) for s in sequences]
+        return _table(times, types)
     except (KeyError, TypeError, ValueError) as error:
         raise UnreadableFileError(
             f"{path} must hold sequences with time_since_start and type_event ({error})"
         ) from error
-    return _table(times, types)
 
 
-def _table(times: Sequence[np.ndarray], types: Iterable[np.ndarray]) -> Any:
-    pyarrow = need("pyarrow", extra="data")
+def _table(times: list[np.ndarray], types: list[np.ndarray]) -> Any:
     lengths = [len(sequence) for sequence in times]
-    return pyarrow.table(
-        {
-            "seq_id": np.repeat(np.arange(len(lengths), dtype=np.int32), lengths),
-            "time": np.concatenate([np.empty(0), *times]),
-            "type": np.concatenate([np.empty(0), *types]).astype(np.int16),
-        }
-    )
+    columns = {
+        "seq_id": np.repeat(np.arange(len(lengths), dtype=np.int32), lengths),
+        "time": np.concatenate([np.empty(0), *times]),
+        "type": np.concatenate([np.empty(0), *types]).astype(np.int16),
+    }
+    return need("pyarrow", extra="data").table(columns)

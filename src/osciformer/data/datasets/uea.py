@@ -6,15 +6,15 @@ steps. Labels are the class names, as text.
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path, PurePosixPath
+from functools import partial
+from pathlib import PurePosixPath
 
 import numpy as np
 
 from osciformer.data.archives import iter_members
 from osciformer.data.dataset_info import Request
 from osciformer.data.errors import UnreadableFileError
-from osciformer.data.files import read_ts
+from osciformer.data.files import parse_ts
 from osciformer.data.series import IrregularSeries
 
 _RESAMPLED = ("train", "val", "test")
@@ -27,23 +27,19 @@ def load_copy(request: Request, classes: tuple[str, ...] | None = None) -> Irreg
     (path,) = request.files.values()
     with np.load(path, allow_pickle=False) as arrays:
         try:
-            values = arrays[f"X_{request.split}"]
-            lengths = arrays[f"len_{request.split}"]
-            labels = arrays[f"y_{request.split}"]
+            values, lengths, labels = (
+                arrays[f"{key}_{request.split}"] for key in ("X", "len", "y")
+            )
             names = np.array(classes) if classes else arrays["classes"]
         except KeyError as error:
             raise UnreadableFileError(f"{path}: {error}") from error
-    return IrregularSeries.from_padded(
-        values,
-        lengths=lengths,
-        labels=names[labels],
-        ids=_ids(request.split, len(values)),
-        feature_names=_channels(values.shape[2]),
-    )
+    series = IrregularSeries.from_padded(values, lengths=lengths, labels=names[labels])
+    return _named(series, request.split)
 
 
 def load_resampled(request: Request, classes: tuple[str, ...] | None = None) -> IrregularSeries:
     """Return a part of one of five random splits (fold 1 to 5) of all series together."""
+    assert request.fold is not None  # the registry refuses a request without
     (path,) = request.files.values()
     with np.load(path, allow_pickle=False) as arrays:
         if "X" in arrays:
@@ -53,15 +49,12 @@ def load_resampled(request: Request, classes: tuple[str, ...] | None = None) -> 
             values = np.concatenate([arrays["X_train"], arrays["X_test"]])
             labels = np.concatenate([arrays["y_train"], arrays["y_test"]])
             split, names = arrays["split5"], arrays["classes"]
-    if request.fold is None:
-        raise ValueError("fold must be one of 1 to 5, got None")
     chosen = np.flatnonzero(split[:, request.fold - 1] == _RESAMPLED.index(request.split))
-    return IrregularSeries.from_padded(
-        values[chosen],
-        lengths=np.full(len(chosen), values.shape[1]),
-        labels=names[labels[chosen]],
-        ids=chosen,
-        feature_names=_channels(values.shape[2]),
+    lengths = np.full(len(chosen), values.shape[1])
+    return _named(
+        IrregularSeries.from_padded(
+            values[chosen], lengths=lengths, labels=names[labels[chosen]], ids=chosen
+        )
     )
 
 
@@ -69,25 +62,19 @@ def load_original(request: Request) -> IrregularSeries:
     """Return a part of the archive's zip file, which holds it as a `.ts` file."""
     (archive,) = request.files.values()
     file = f"{archive.stem}_{request.split.upper()}.ts"
-    members = iter_members(
-        archive, lambda name: PurePosixPath(name).name == file, max_bytes=_MAX_BYTES
+    parts = iter_members(
+        archive,
+        lambda name: PurePosixPath(name).name == file,
+        partial(parse_ts, name=f"{archive}/{file}"),
+        max_bytes=_MAX_BYTES,
     )
-    with tempfile.TemporaryDirectory(prefix="osciformer-") as folder:
-        path = Path(folder, file)
-        for _, blocks in members:
-            with path.open("wb") as stream:
-                stream.writelines(blocks)
-        if not path.exists():
-            raise UnreadableFileError(f"{archive} does not hold {file}")
-        series = read_ts(path)
-    return series.replace(
-        ids=_ids(request.split, len(series)), feature_names=_channels(series.num_features)
-    )
+    for _, series in parts:
+        return _named(series, request.split)
+    raise UnreadableFileError(f"{archive} does not hold {file}")
 
 
-def _ids(split: str, count: int) -> np.ndarray:
-    return np.array([f"{split}-{number}" for number in range(count)])
-
-
-def _channels(count: int) -> tuple[str, ...]:
-    return tuple(f"channel_{number}" for number in range(count))
+def _named(series: IrregularSeries, split: str | None = None) -> IrregularSeries:
+    """Return the series with names of channels, and with ids such as `train-0` of a split."""
+    ids = series.ids if split is None else np.array([f"{split}-{k}" for k in range(len(series))])
+    names = tuple(f"channel_{number}" for number in range(series.num_features))
+    return series.replace(ids=ids, feature_names=names)

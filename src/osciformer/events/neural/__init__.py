@@ -1,16 +1,16 @@
 """Point processes with a neural network."""
 
+from osciformer.config import EventModelConfig
 from osciformer.events.neural.blended import BlendConfig, BlendedEventProcess
-from osciformer.events.neural.config import EventModelConfig
 from osciformer.events.neural.encoder import EventEncoder, EventStates
-from osciformer.events.neural.factory import make_event_model
 from osciformer.events.neural.heads import (
     EventHead,
     ExponentialHead,
     MixtureHead,
     SoftplusHead,
 )
-from osciformer.events.neural.process import NeuralEventProcess
+from osciformer.events.neural.osciformer_encoder import OsciFormerEventEncoder
+from osciformer.events.neural.process import NeuralEventProcess, make_event_model
 
 __all__ = [
     "BlendConfig",
@@ -22,6 +22,7 @@ __all__ = [
     "ExponentialHead",
     "MixtureHead",
     "NeuralEventProcess",
+    "OsciFormerEventEncoder",
     "SoftplusHead",
     "make_event_model",
 ]

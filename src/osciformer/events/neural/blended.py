@@ -9,8 +9,10 @@ from typing import Any, Literal, Self, get_args
 import torch
 from torch import nn
 
+from osciformer._advice import Mention, advise
 from osciformer._text import check_choice
 from osciformer._types import Float, Tensor
+from osciformer.config import EventModelConfig
 from osciformer.events.blending import BlendedProcess, check_members, fit_weights, log_densities
 from osciformer.events.classical import (
     GapDensity,
@@ -19,10 +21,8 @@ from osciformer.events.classical import (
     choose_hawkes,
     choose_renewal,
 )
-from osciformer.events.neural.config import EventModelConfig
-from osciformer.events.neural.factory import make_event_model
 from osciformer.events.neural.heads import grid_step
-from osciformer.events.neural.process import NeuralEventProcess
+from osciformer.events.neural.process import NeuralEventProcess, make_event_model
 from osciformer.events.process import EventProcess
 from osciformer.events.sequences import EventSequences
 
@@ -36,10 +36,7 @@ _GRID_STEPS = 3.0
 def companions_of(blend_with: str | Sequence[str] | None, num_types: int) -> tuple[str, ...]:
     """Return which classical processes a setting means.
 
-    Args:
-        blend_with: Names, or `auto`: `renewal`; with several types `repeat`; with up to 10
-            `hawkes`.
-        num_types: Number of types.
+    `auto` means `renewal`; with several types also `repeat`; with up to 10 also `hawkes`.
 
     Example:
         >>> companions_of("auto", 75), companions_of(None, 75)
@@ -61,21 +58,19 @@ def companions_of(blend_with: str | Sequence[str] | None, num_types: int) -> tup
 
 
 def check_can_blend(network: NeuralEventProcess, validation: EventSequences) -> None:
-    """Refuse a network without closed integrals, and too little to find weights by.
-
-    Args:
-        network: The network, trained or not.
-        validation: Sequences that it is not trained on.
-    """
+    """Refuse a network without closed integrals, and too few events to fit the weights to."""
     _check_head(network)
     if not bool((validation.lengths > 1).any()):
-        raise ValueError(
+        raise advise(
+            ValueError,
             "blend_with needs validation sequences with two events or more, to find the weights; "
-            "give validation_data or a larger validation_fraction, or blend_with=None"
+            "give validation_data or a larger validation_fraction, or ",
+            Mention("blend_with", None),
         )
 
 
 def _check_head(network: NeuralEventProcess) -> None:
+    """Refuse a head without closed integrals."""
     if not network.head.is_closed:
         raise ValueError(
             f"blend_with needs a head whose integrals have a closed form, 'mixture' or "
@@ -97,10 +92,8 @@ class BlendConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values that JSON can hold."""
-        return {
-            "network": self.network.to_dict(),
-            "companions": [dict(item) for item in self.companions],
-        }
+        companions = [dict(item) for item in self.companions]
+        return {"network": self.network.to_dict(), "companions": companions}
 
     @classmethod
     def from_dict(cls, settings: Mapping[str, Any]) -> BlendConfig:
@@ -124,16 +117,10 @@ class _Kept(nn.Module):
         """Return the module that keeps a process."""
         if isinstance(process, RenewalProcess):
             gaps = process.gaps
-            return cls(
-                "renewal",
-                {
-                    "edges": gaps.edges,
-                    "mass": gaps.mass,
-                    "tail_rate": torch.tensor(gaps.tail_rate, dtype=torch.float64),
-                    "transition": process.transition,
-                    "initial": process.initial,
-                },
-            )
+            tail_rate = torch.tensor(gaps.tail_rate, dtype=torch.float64)
+            tensors = {"edges": gaps.edges, "mass": gaps.mass, "tail_rate": tail_rate}
+            types = {"transition": process.transition, "initial": process.initial}
+            return cls("renewal", {**tensors, **types})
         if not isinstance(process, HawkesProcess):
             raise TypeError(
                 f"a network is blended with renewal and Hawkes processes; got "
@@ -150,12 +137,13 @@ class _Kept(nn.Module):
         return cls(described["kind"], tensors)
 
     def describe(self) -> dict[str, Any]:
+        """Return the kind and the shapes, for a configuration."""
         shapes = {name: list(tensor.shape) for name, tensor in self.named_buffers()}
         return {"kind": self.kind, "shapes": shapes}
 
     @property
     def process(self) -> EventProcess:
-        """The process, which is made once: its checks wait for a device."""
+        """The process; it is made once, as its checks wait for the device."""
         if self._made is None:
             # A model may be cast; classical processes compute in double precision.
             tensors = {name: tensor.double() for name, tensor in self.named_buffers()}
@@ -185,8 +173,8 @@ _MAKERS: dict[str, Callable[[dict[str, Tensor]], EventProcess]] = {
 class BlendedEventProcess(nn.Module, BlendedProcess):
     """A trained network and classical processes, blended as in `BlendedProcess`.
 
-    Few events teach a network little that a histogram does not say, and the mixture of their
-    densities is better than either of them.
+    From few events a network learns little that a histogram does not have, and the mixture of
+    their densities is better than either of them.
 
     Args:
         network: The network, with a head that has integrals in closed form.
@@ -211,6 +199,7 @@ class BlendedEventProcess(nn.Module, BlendedProcess):
     def _put_together(
         self, network: NeuralEventProcess, kept: Mapping[str, _Kept], shares: Tensor
     ) -> None:
+        """Set the parts."""
         nn.Module.__init__(self)
         self.network, self.companions = network, nn.ModuleDict(kept)
         self.register_buffer("shares", shares)

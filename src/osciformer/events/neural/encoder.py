@@ -10,7 +10,7 @@ from torch import nn
 
 from osciformer._types import Float, Int, Tensor
 from osciformer.events.sequences import EventBatch
-from osciformer.nn.exact import ExactBuffers
+from osciformer.nn.parameters import ExactBuffers
 
 
 class EventStates(NamedTuple):
@@ -18,7 +18,7 @@ class EventStates(NamedTuple):
 
     Attributes:
         after: State just after each event.
-        now: States some gaps later, if no other event came; None where they were not asked for.
+        now: States some gaps later, if no other event came; None if they were not asked for.
     """
 
     after: Float[Tensor, "B N D"]
@@ -26,7 +26,7 @@ class EventStates(NamedTuple):
 
 
 class EventEncoder(nn.Module, ABC):
-    """A network that reads the events up to each event and says its state at any later time.
+    """A network that reads the events up to each event and gives its state at any later time.
 
     Everything at (b, i) may depend on the events 0 to i of row b, by their index, and on nothing
     else. That is all a process needs: intensities at any time come from the state after the last
@@ -42,14 +42,18 @@ class EventEncoder(nn.Module, ABC):
     def prepare(self, batch: EventBatch) -> Any:
         """Return all that does not depend on gaps, for `states`; padding must not matter."""
 
-    @abstractmethod
     def states(self, prepared: Any, gaps: Float[Tensor, "B N G"] | None) -> EventStates:
         """Return the states after each event, and at gaps after it if these are given.
+
+        By default `prepared` are the states after the events, which stay constant between them.
 
         Args:
             prepared: What `prepare` returned.
             gaps: Times since each event, float64, not negative, in the unit of the data.
         """
+        if gaps is None:
+            return EventStates(prepared, None)
+        return EventStates(prepared, prepared[:, :, None].expand(-1, -1, gaps.shape[-1], -1))
 
     def pick(self, prepared: Any, events: Int[Tensor, "B S"]) -> Any | None:
         """Return what `prepare` returned, of some events alone, or None if that is not offered.
@@ -67,15 +71,7 @@ class EventEncoder(nn.Module, ABC):
 
 
 class GapScale(ExactBuffers):
-    r"""Gaps in the unit of a data set, $g / u$, u the mean gap between its events.
-
-    The unit is a float64 buffer that keeps its precision when the model changes its dtype.
-
-    Example:
-        >>> scale = GapScale().fit(torch.tensor([1.0, 3.0]))
-        >>> scale(torch.tensor([4.0], dtype=torch.float64))
-        tensor([2.], dtype=torch.float64)
-    """
+    r"""Gaps in the unit of a data set, $g / u$, u the mean gap between its events."""
 
     unit: Tensor
 
@@ -84,11 +80,15 @@ class GapScale(ExactBuffers):
         self.register_buffer("unit", torch.tensor(1.0, dtype=torch.float64))
 
     def fit(self, gaps: Float[Tensor, "G"]) -> GapScale:
-        """Set the unit to the mean of the positive gaps; keep it where there is none."""
+        """Set the unit to the mean of the positive gaps; keep it if there is none."""
         gaps = gaps[gaps > 0]
         if len(gaps):
             self.unit.fill_(gaps.double().mean())
         return self
+
+    def fit_batch(self, batch: EventBatch) -> GapScale:
+        """Set the unit to the mean gap of a batch of events."""
+        return self.fit(gaps_of(batch)[:, 1:][batch.mask[:, 1:]])
 
     def forward(self, gaps: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
         """Return the gaps in that unit, float64."""
@@ -96,42 +96,26 @@ class GapScale(ExactBuffers):
 
 
 def gaps_of(batch: EventBatch) -> Float[Tensor, "B N"]:
-    """Return the time since the event before each event; 0 for the first one and for padding.
-
-    Example:
-        >>> from osciformer.events import EventSequences
-        >>> gaps_of(EventSequences.from_arrays([[1.0, 3.0], [5.0]]).batch())
-        tensor([[0., 2.],
-                [0., 0.]], dtype=torch.float64)
-    """
+    """Return the time since the event before each event; 0 for the first one and for padding."""
     times = batch.times.masked_fill(~batch.mask, 0.0)
     gaps = torch.diff(times, dim=1, prepend=times[:, :1])
     return gaps.masked_fill(~batch.mask, 0.0)
 
 
+def elapsed_of(batch: EventBatch) -> Float[Tensor, "B N"]:
+    """Return the time of each event since the first one of its sequence; 0 for padding."""
+    first = batch.first_times[:, None]
+    return torch.where(batch.mask, batch.times.masked_fill(~batch.mask, 0.0) - first, 0.0)
+
+
 class EventEmbedding(nn.Module):
-    """Tokens of events: their type and the time since the event before.
-
-    Args:
-        num_types: Number of types K.
-        dim: Width D.
-
-    Example:
-        >>> from osciformer.events import EventSequences
-        >>> batch = EventSequences.from_arrays([[1.0, 3.0], [5.0]]).batch()
-        >>> EventEmbedding(1, 8)(batch).shape
-        torch.Size([2, 2, 8])
-    """
+    """Tokens of events: their type and the time since the event before."""
 
     def __init__(self, num_types: int, dim: int) -> None:
         super().__init__()
         self.scale = GapScale()
         self.types = nn.Embedding(num_types, dim)
         self.gap = nn.Sequential(nn.Linear(3, dim), nn.GELU(), nn.Linear(dim, dim))
-
-    def fit(self, batch: EventBatch) -> None:
-        """Set the unit of gaps."""
-        self.scale.fit(gaps_of(batch)[:, 1:][batch.mask[:, 1:]])
 
     def forward(self, batch: EventBatch) -> Float[Tensor, "B N D"]:
         """Return the tokens; those of padding are those of type 0 after a gap of 0."""
@@ -144,7 +128,25 @@ class EventEmbedding(nn.Module):
         return tokens
 
 
-def take_states(states: Float[Tensor, "B N D"], index: Int[Tensor, "B M"]) -> Tensor:
-    """Return `states[b, index[b, m]]`; an index below 0 gives that of the first event."""
-    index = index.clamp(min=0)[..., None].expand(-1, -1, states.shape[-1])
-    return states.gather(1, index)
+class TokenEncoder(EventEncoder):
+    """An encoder that starts from an `EventEmbedding`, whose unit of gaps it shares."""
+
+    def __init__(self, num_types: int, dim: int, dropout: float) -> None:
+        super().__init__()
+        self.dim = dim
+        self.embedding = EventEmbedding(num_types, dim)
+        self.dropout = nn.Dropout(dropout)
+
+    def tokens(self, batch: EventBatch) -> Float[Tensor, "B N D"]:
+        """Return the embedded events after dropout."""
+        tokens: Tensor = self.dropout(self.embedding(batch))
+        return tokens
+
+    def scale(self, gaps: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
+        """Return gaps in the unit of the training events."""
+        scaled: Tensor = self.embedding.scale(gaps)
+        return scaled
+
+    def fit_times(self, batch: EventBatch) -> None:
+        """Set the unit of gaps."""
+        self.embedding.scale.fit_batch(batch)

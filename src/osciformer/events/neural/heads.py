@@ -1,4 +1,4 @@
-"""From states to intensities: the part of a neural process that says what an event is."""
+"""From states to intensities: when the next event comes, and of which type."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 from osciformer._types import Float, Int, Tensor
+from osciformer.config import EventModelConfig
 from osciformer.events.neural.encoder import EventStates, GapScale
 
 # Smallest waiting time that a density may resolve, as a part of the typical gap, for times that
@@ -45,11 +46,11 @@ class EventPairs(NamedTuple):
 
 
 class EventHead(nn.Module, ABC):
-    """What makes intensities of an encoder's states; write another one for other marks.
+    """What turns an encoder's states into intensities; write another one for other marks.
 
     Attributes:
-        needs_now: Whether it looks at the states some gaps after events.
-        is_closed: Whether `hazard_integral` is there, so that no quadrature is needed.
+        needs_now: Whether it needs the states some gaps after events.
+        is_closed: Whether it has a `hazard_integral`, so that no quadrature is needed.
     """
 
     needs_now: bool = True
@@ -60,25 +61,21 @@ class EventHead(nn.Module, ABC):
         self.scale = GapScale()
 
     @abstractmethod
-    def log_intensity(
-        self, states: EventStates, last_types: Int[Tensor, "B N"], gaps: Float[Tensor, "B N G"]
-    ) -> Float[Tensor, "B N G K"]:
+    def log_intensity(self, states: EventStates, last_types: Tensor, gaps: Tensor) -> Tensor:
         """Return the logarithms of the intensities some gaps after each event.
 
         Args:
-            states: What the encoder says; `states.now` belongs to `gaps`.
+            states: What the encoder returned; `states.now` belongs to `gaps`.
             last_types: Type of each event.
             gaps: Times since it, float64, in the unit of the data.
         """
 
-    def hazard_integral(
-        self, states: EventStates, gaps: Float[Tensor, "B N G"]
-    ) -> Float[Tensor, "B N G"]:
+    def hazard_integral(self, states: EventStates, gaps: Tensor) -> Tensor:
         """Return the integral of the total intensity from each event to some gaps after it."""
         raise NotImplementedError(f"{type(self).__name__} has no closed form")
 
     def fit(self, pairs: EventPairs) -> None:
-        """Start at what a simple process says of the training events, here at their time scale."""
+        """Set the first values from the training events; here their time scale."""
         self.scale.fit(pairs.gaps)
 
 
@@ -87,10 +84,6 @@ class CopyLast(nn.Module):
 
     Repetition is the strongest pattern of many kinds of events, and a network with few sequences
     cannot learn it for each type anew.
-
-    Args:
-        dim: Width D of the states.
-        num_types: Number of types K.
     """
 
     def __init__(self, dim: int, num_types: int) -> None:
@@ -141,9 +134,7 @@ class SoftplusHead(EventHead):
         self.slope = nn.Parameter(torch.full((num_types,), -0.1)) if decay else None
         nn.init.normal_(self.linear.weight, std=0.1 * dim**-0.5)
 
-    def log_intensity(
-        self, states: EventStates, last_types: Int[Tensor, "B N"], gaps: Float[Tensor, "B N G"]
-    ) -> Float[Tensor, "B N G K"]:
+    def log_intensity(self, states: EventStates, last_types: Tensor, gaps: Tensor) -> Tensor:
         """Return the logarithms of the intensities, see `EventHead`."""
         source = states.after[:, :, None] if self.slope is not None else states.now
         assert source is not None
@@ -180,14 +171,10 @@ class _MarksAtTime(EventHead):
             nn.init.normal_(self.marks.weight, std=0.1 * dim**-0.5)
 
     @abstractmethod
-    def log_hazard(
-        self, states: EventStates, gaps: Float[Tensor, "B N G"]
-    ) -> Float[Tensor, "B N G"]:
+    def log_hazard(self, states: EventStates, gaps: Tensor) -> Tensor:
         """Return the logarithm of the total intensity."""
 
-    def log_intensity(
-        self, states: EventStates, last_types: Int[Tensor, "B N"], gaps: Float[Tensor, "B N G"]
-    ) -> Float[Tensor, "B N G K"]:
+    def log_intensity(self, states: EventStates, last_types: Tensor, gaps: Tensor) -> Tensor:
         """Return the logarithms of the intensities, see `EventHead`."""
         hazard = self.log_hazard(states, gaps)[..., None]
         if self.marks is None or self.copy is None:
@@ -223,24 +210,18 @@ class ExponentialHead(_MarksAtTime):
         nn.init.normal_(self.level.weight, std=0.1 * dim**-0.5)
         nn.init.zeros_(self.level.bias)
 
-    def log_intensity(
-        self, states: EventStates, last_types: Int[Tensor, "B N"], gaps: Float[Tensor, "B N G"]
-    ) -> Float[Tensor, "B N G K"]:
+    def log_intensity(self, states: EventStates, last_types: Tensor, gaps: Tensor) -> Tensor:
         """Return the logarithms of the intensities, see `EventHead`."""
         return super().log_intensity(
             EventStates(states.after, states.after[:, :, None]), last_types, gaps
         )
 
-    def log_hazard(
-        self, states: EventStates, gaps: Float[Tensor, "B N G"]
-    ) -> Float[Tensor, "B N G"]:
+    def log_hazard(self, states: EventStates, gaps: Tensor) -> Tensor:
         """Return the logarithm of the total intensity."""
         level = self.level(states.after).double()
         return level + self.slope.double() * self.scale(gaps) - self.scale.unit.log()
 
-    def hazard_integral(
-        self, states: EventStates, gaps: Float[Tensor, "B N G"]
-    ) -> Float[Tensor, "B N G"]:
+    def hazard_integral(self, states: EventStates, gaps: Tensor) -> Tensor:
         """Return the integral of the total intensity, see `EventHead`."""
         level = self.level(states.after).double()
         gaps = self.scale(gaps)
@@ -303,9 +284,7 @@ class MixtureHead(_MarksAtTime):
             weight + torch.special.log_ndtr((mean - u[..., None]) / width), dim=-1
         )
 
-    def log_hazard(
-        self, states: EventStates, gaps: Float[Tensor, "B N G"]
-    ) -> Float[Tensor, "B N G"]:
+    def log_hazard(self, states: EventStates, gaps: Tensor) -> Tensor:
         """Return the logarithm of the total intensity."""
         weight, mean, width = parts = self._components(states)
         u = torch.log(self.scale(gaps) + self._offset)
@@ -313,9 +292,7 @@ class MixtureHead(_MarksAtTime):
         log_density = torch.logsumexp(weight + normal, dim=-1) - 0.5 * math.log(2 * math.pi)
         return log_density - u - self._log_survival(parts, u) - self.scale.unit.log()
 
-    def hazard_integral(
-        self, states: EventStates, gaps: Float[Tensor, "B N G"]
-    ) -> Float[Tensor, "B N G"]:
+    def hazard_integral(self, states: EventStates, gaps: Tensor) -> Tensor:
         """Return the integral of the total intensity, see `EventHead`."""
         parts = self._components(states)
         u = torch.log(self.scale(gaps) + self._offset)
@@ -360,3 +337,12 @@ def grid_step(gaps: Float[Tensor, "G"]) -> Float[Tensor, ""]:
     _, counts = rounded.unique(return_counts=True)
     repeated = counts[counts > 1].sum()
     return smallest if 2 * repeated > len(gaps) else torch.zeros_like(smallest)
+
+
+def make_head(config: EventModelConfig, dim: int) -> EventHead:
+    """Return the head of a configuration, for states of a width."""
+    if config.head == "mixture":
+        return MixtureHead(dim, config.num_types, config.num_components)
+    if config.head == "exponential":
+        return ExponentialHead(dim, config.num_types)
+    return SoftplusHead(dim, config.num_types, decay=config.head == "decay")

@@ -3,26 +3,146 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from torch import nn
 
 from osciformer._types import Float, Int, Tensor
-from osciformer.events.neural.after_block import AfterBlock, Moves, PreparedBlock
-from osciformer.events.neural.encoder import EventEmbedding, EventEncoder, EventStates, gaps_of
-from osciformer.events.neural.resonator_memory import MEMORY_ZETA, ResonatorMemory
+from osciformer.events.neural.encoder import EventStates, TokenEncoder, gaps_of
 from osciformer.events.sequences import EventBatch
 from osciformer.math.banks import frequency_range
+from osciformer.models.backbones import register_backbone
+from osciformer.nn.attention import KeyValues, OscillatorAttention
+from osciformer.nn.encoder import EncoderBlock
+from osciformer.nn.parameters import Spectrum
 from osciformer.ops.attention.after import (
     Rows,
     Seen,
     Transition,
+    accumulate,
+    attend_after,
+    compose,
+    look_back,
     transition,
 )
 
 # Events of a chunk: pairs within it are worked out one by one, others by products of matrices.
 _CHUNK = 16
+# Slow and overdamped modes too: the traces that events leave are often no oscillations at all.
+_MEMORY_ZETA = (0.2, 2.0)
+
+
+class _Moves(NamedTuple):
+    """How oscillators move: from event to event, from the chunk before, from chunk to chunk."""
+
+    step: Transition
+    since_chunk: Transition
+    chunk: Transition
+
+
+class _PreparedBlock(NamedTuple):
+    """Keys and values, and how both move from the end of the chunk before to each event."""
+
+    keys: Seen
+    values: Seen
+    key_over: Transition
+    value_over: Transition
+
+
+class AfterBlock(EncoderBlock):
+    """An encoder block whose attention (query mode `hold`) is asked some time after each token."""
+
+    attention: OscillatorAttention
+
+    def prepare(self, x: Tensor, chunk: int, keys: _Moves, values: _Moves) -> _PreparedBlock:
+        """Return what the tokens `x` have become at later ones, given how keys and values move."""
+        kv: KeyValues = self.attention.project_keys(self.attention_norm(x))
+        seen = []
+        for oscillators, moves in ((kv.keys, keys), (kv.values, values)):
+            start, velocity = oscillators.start.flatten(2), oscillators.velocity
+            seen.append(
+                look_back(
+                    start,
+                    torch.zeros_like(start) if velocity is None else velocity.flatten(2),
+                    moves.step,
+                    moves.chunk,
+                    chunk=chunk,
+                    num_heads=self.attention.num_heads,
+                )
+            )
+        return _PreparedBlock(seen[0], seen[1], keys.since_chunk, values.since_chunk)
+
+    def read_after(
+        self,
+        x: Float[Tensor, "B N G D"],
+        rows: Rows,
+        prepared: _PreparedBlock,
+        key_over: Transition,
+        value_over: Transition,
+    ) -> Float[Tensor, "B N G D"]:
+        """Return rows after the block: each attends to the tokens up to its own.
+
+        The transitions `[B, N, G, D]` of keys and values are those over the gaps of the rows.
+        """
+        attention = self.attention
+        heads = (attention.num_heads, attention.head_dim)
+        assert attention.query_projection is not None
+        query = attention.query_projection(self.attention_norm(x)).unflatten(-1, heads)
+
+        def both(intra: Transition, from_chunk: Transition) -> tuple[Transition, Transition]:
+            past = compose(intra, Transition(*(item[:, :, None] for item in from_chunk)))
+            intra, past = (
+                Transition(*(item.unflatten(-1, heads) for item in over)) for over in (intra, past)
+            )
+            return intra, past
+
+        attended = attend_after(
+            query,
+            prepared.keys,
+            prepared.values,
+            rows,
+            both(key_over, prepared.key_over),
+            both(value_over, prepared.value_over),
+            scale=attention.head_dim**-0.5,
+            average=attention.value == "average",
+        )
+        return self.residual(x, attention.dropout(attention.output_projection(attended.flatten(3))))
+
+
+class ResonatorMemory(nn.Module):
+    r"""One oscillator per channel that every event kicks, and that swings freely in between.
+
+    $$m(t) = \sum_{t_k \le t} e^{A (t - t_k)} B x_k$$
+    It adds up what attention averages: how many events there were, and how recent they are, is
+    what a self-exciting process depends on. With damping above 1 it contains exponential kernels.
+    """
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.kick = nn.Linear(dim, 2 * dim)
+        self.spectrum = Spectrum(1, dim, omega_range=(0.1, 10.0), zeta_range=_MEMORY_ZETA)
+
+    def forward(
+        self, tokens: Float[Tensor, "B N D"], over: Transition
+    ) -> tuple[Float[Tensor, "B N D"], Float[Tensor, "B N D"]]:
+        """Return positions and velocities just after each event, kicked by its token.
+
+        The transitions `[B, N, D]` are those from the event before.
+        """
+        position, velocity = self.kick(tokens).chunk(2, dim=-1)
+        return accumulate(position, self.spectrum.omega[0] * velocity, over)
+
+    def columns(self, position: Tensor, velocity: Tensor) -> Float[Tensor, "*S 2D"]:
+        """Return both as columns of one size."""
+        return torch.cat((position, velocity / self.spectrum.omega[0]), dim=-1)
+
+    def later(self, trace: tuple[Tensor, ...], over: Transition) -> Float[Tensor, "B N G 2D"]:
+        """Return the columns some gaps after each event, given the transitions over these."""
+        position, velocity = (x[:, :, None] for x in trace)
+        return self.columns(
+            over.g11 * position + over.g12 * velocity, over.g21 * position + over.g22 * velocity
+        )
 
 
 @dataclass(frozen=True)
@@ -33,20 +153,15 @@ class _Timeline:
         gaps: Since the event before.
         chunk_gaps: From the end of the chunk before to that of each chunk.
         since_chunk: From the end of the chunk before to each event.
-        near_ages: Of the events of the same chunk at each event; -1 where there is none.
-        far_ages: Of the events of earlier chunks, likewise.
+        intra_ages: Of the events of the same chunk at each event; -1 where there is none.
+        past_ages: Of the events of earlier chunks, likewise.
     """
 
     gaps: Float[Tensor, "B N"]
     chunk_gaps: Float[Tensor, "B P"]
     since_chunk: Float[Tensor, "B N"]
-    near_ages: Float[Tensor, "B N R"]
-    far_ages: Float[Tensor, "B N F"]
-
-    @property
-    def moves(self) -> tuple[Tensor, Tensor, Tensor]:
-        """All gaps over which oscillators are moved, in the order of `Moves`."""
-        return self.gaps, self.since_chunk, self.chunk_gaps
+    intra_ages: Float[Tensor, "B N R"]
+    past_ages: Float[Tensor, "B N F"]
 
 
 @dataclass(frozen=True)
@@ -57,20 +172,22 @@ class _Prepared:
     after: Float[Tensor, "B N D"]
     tokens: Float[Tensor, "B N D"]
     trace: tuple[Tensor, ...] | None
-    blocks: tuple[PreparedBlock, ...]
+    blocks: tuple[_PreparedBlock, ...]
 
 
 def _take(x: Float[Tensor, "B N *S"], index: Int[Tensor, "B S"]) -> Float[Tensor, "B S *S"]:
+    """Return `x[b, index[b, s]]`."""
     return x[torch.arange(len(x), device=x.device)[:, None], index]
 
 
 def _no_transition(like: Tensor) -> Transition:
-    """Return the transitions over no time at all."""
-    none, all_of_it = torch.zeros_like(like), torch.ones_like(like)
-    return Transition(none, none, all_of_it, none, none, all_of_it)
+    """Return the transitions over a gap of 0."""
+    zero, one = torch.zeros_like(like), torch.ones_like(like)
+    return Transition(zero, zero, one, zero, zero, one)
 
 
-class OsciFormerEventEncoder(EventEncoder):
+@register_backbone("osciformer", kind="events")
+class OsciFormerEventEncoder(TokenEncoder):
     r"""A causal OsciFormer that is read at any time after each event.
 
     Tokens are types and gaps. A `ResonatorMemory` adds up what events leave behind, and blocks of
@@ -104,58 +221,51 @@ class OsciFormerEventEncoder(EventEncoder):
         context: int | None = None,
         memory: bool = True,
     ) -> None:
-        super().__init__()
         if context is not None and context < 1:
             raise ValueError(f"context must be at least 1, or None; got {context}")
-        self.dim, self.context = dim, context
-        self.embedding = EventEmbedding(num_types, dim)
+        super().__init__(num_types, dim, dropout)
+        self.context = context
         self.memory = ResonatorMemory(dim) if memory else None
         self.mix = nn.Linear(2 * dim, dim) if memory else None
         self.skip = nn.Linear(2 * dim, dim, bias=False) if memory else None
+        layer: dict[str, Any] = {"value": value, "zeta_range": zeta_range, "dropout": dropout}
         self.blocks = nn.ModuleList(
-            AfterBlock(
-                dim,
-                num_heads,
-                dropout=dropout,
-                value=value,
-                zeta_range=(zeta_range[0], zeta_range[1]),
-            )
+            AfterBlock(OscillatorAttention(dim, num_heads, **layer), dropout=dropout)
             for _ in range(num_layers)
         )
         self.norm = nn.LayerNorm(dim)
-        self.dropout = nn.Dropout(dropout)
 
     def fit_times(self, batch: EventBatch) -> None:
         """Set the unit of time, and draw the spectra from what the training times can resolve."""
-        self.embedding.fit(batch)
+        super().fit_times(batch)
         gaps = gaps_of(batch)[batch.mask]
         if not bool((gaps > 0).any()):
             return
-        times = self.embedding.scale(batch.times.masked_fill(~batch.mask, 0.0))
+        times = self.scale(batch.times.masked_fill(~batch.mask, 0.0))
         low, high = frequency_range(times.cpu(), batch.mask.cpu())
         for block in self._blocks:
             block.attention.reset_spectra((low, high))
         if self.memory is not None:
-            self.memory.spectrum.reset((low, high), MEMORY_ZETA)
+            self.memory.spectrum.reset((low, high), _MEMORY_ZETA)
 
     def prepare(self, batch: EventBatch) -> _Prepared:
         """Return the encoded batch, see `EventEncoder`."""
         timeline = self._timeline(batch)
-        tokens = self._padded(self.dropout(self.embedding(batch)), timeline)
+        tokens = self._padded(self.tokens(batch), timeline)
         moves = self._moves(timeline, tokens.dtype)
         trace = columns = None
         if self.memory is not None:
             trace = self.memory(tokens, moves[0].step)
             columns = self.memory.columns(*trace)
-        chunk = timeline.near_ages.shape[-1]
+        chunk = timeline.intra_ages.shape[-1]
         no_gap = torch.zeros_like(timeline.gaps)[..., None]
-        at_once = Rows(no_gap, timeline.near_ages, timeline.far_ages)
+        at_once = Rows(no_gap, timeline.intra_ages, timeline.past_ages)
         still = _no_transition(tokens[:, :, None])
         rows = self._begin(tokens, columns)
         blocks = []
         for number, block in enumerate(self._blocks):
             blocks.append(block.prepare(rows, chunk, *moves[2 * number + 1 : 2 * number + 3]))
-            rows = block.read(rows[:, :, None], at_once, blocks[-1], still, still)[:, :, 0]
+            rows = block.read_after(rows[:, :, None], at_once, blocks[-1], still, still)[:, :, 0]
         after = self._finish(rows, columns)[:, : batch.mask.shape[1]]
         return _Prepared(timeline, after, tokens, trace, tuple(blocks))
 
@@ -164,26 +274,26 @@ class OsciFormerEventEncoder(EventEncoder):
         if gaps is None:
             return EventStates(prepared.after, None)
         num_events, timeline = gaps.shape[1], prepared.timeline
-        gaps = self._padded(self.embedding.scale(gaps), timeline)
+        gaps = self._padded(self.scale(gaps), timeline)
         over = self._over(gaps, prepared.tokens.dtype)
         columns = None
         if self.memory is not None and prepared.trace is not None:
             columns = self.memory.later(prepared.trace, over[0])
         rows = self._begin(prepared.tokens[:, :, None].expand(-1, -1, gaps.shape[-1], -1), columns)
-        where = Rows(gaps, timeline.near_ages, timeline.far_ages)
+        where = Rows(gaps, timeline.intra_ages, timeline.past_ages)
         for number, (block, known) in enumerate(zip(self._blocks, prepared.blocks, strict=True)):
-            rows = block.read(rows, where, known, *over[2 * number + 1 : 2 * number + 3])
+            rows = block.read_after(rows, where, known, *over[2 * number + 1 : 2 * number + 3])
         return EventStates(prepared.after, self._finish(rows, columns)[:, :num_events])
 
     def pick(self, prepared: Any, events: Int[Tensor, "B S"]) -> _Prepared:
         """Return the encoded batch of some events alone, see `EventEncoder`."""
         timeline: _Timeline = prepared.timeline
-        chunks = events // timeline.near_ages.shape[-1]
+        chunks = events // timeline.intra_ages.shape[-1]
 
         def take(x: Tensor) -> Tensor:
             return _take(x, events)
 
-        def look(seen: Seen) -> Seen:
+        def take_seen(seen: Seen) -> Seen:
             return Seen(take(seen.intra), _take(seen.past, chunks))
 
         return _Prepared(
@@ -191,16 +301,16 @@ class OsciFormerEventEncoder(EventEncoder):
                 gaps=take(timeline.gaps),
                 chunk_gaps=timeline.chunk_gaps,
                 since_chunk=take(timeline.since_chunk),
-                near_ages=take(timeline.near_ages),
-                far_ages=take(timeline.far_ages),
+                intra_ages=take(timeline.intra_ages),
+                past_ages=take(timeline.past_ages),
             ),
             after=take(prepared.after),
             tokens=take(prepared.tokens),
             trace=None if prepared.trace is None else tuple(map(take, prepared.trace)),
             blocks=tuple(
-                PreparedBlock(
-                    look(block.keys),
-                    look(block.values),
+                _PreparedBlock(
+                    take_seen(block.keys),
+                    take_seen(block.values),
                     Transition(*map(take, block.key_over)),
                     Transition(*map(take, block.value_over)),
                 )
@@ -210,11 +320,12 @@ class OsciFormerEventEncoder(EventEncoder):
 
     @property
     def _blocks(self) -> list[AfterBlock]:
-        return [block for block in self.blocks if isinstance(block, AfterBlock)]
+        return cast("list[AfterBlock]", list(self.blocks))
 
     def _over(self, gaps: Float[Tensor, "*S"], dtype: torch.dtype) -> list[Transition]:
-        """Return the transitions of the memory and of all keys and values, at one stroke."""
-        spectra = [pair for block in self._blocks for pair in block.spectra]
+        """Return the transitions of the memory, and of keys and values of each block, at once."""
+        layers = [block.attention for block in self._blocks]
+        spectra = [pair for x in layers for pair in (x.key_spectrum, x.value_spectrum)]
         spectra.insert(0, spectra[0] if self.memory is None else self.memory.spectrum)
         omega, zeta = (
             torch.cat([getattr(item, name).flatten() for item in spectra])
@@ -224,27 +335,33 @@ class OsciFormerEventEncoder(EventEncoder):
         parts = zip(*(item.split(self.dim, dim=-1) for item in over), strict=True)
         return [Transition(*part) for part in parts]
 
-    def _moves(self, timeline: _Timeline, dtype: torch.dtype) -> list[Moves]:
-        lengths = [item.shape[1] for item in timeline.moves]
+    def _moves(self, timeline: _Timeline, dtype: torch.dtype) -> list[_Moves]:
+        """Return how oscillators move over all gaps of a batch, in the order of `_over`."""
+        gaps = timeline.gaps, timeline.since_chunk, timeline.chunk_gaps
+        lengths = [item.shape[1] for item in gaps]
         parts = []
-        for over in self._over(torch.cat(timeline.moves, dim=1), dtype):
+        for over in self._over(torch.cat(gaps, dim=1), dtype):
             cut = zip(*(item.split(lengths, dim=1) for item in over), strict=True)
-            parts.append(Moves(*(Transition(*piece) for piece in cut)))
+            parts.append(_Moves(*(Transition(*piece) for piece in cut)))
         return parts
 
     def _begin(self, tokens: Tensor, columns: Tensor | None) -> Tensor:
+        """Return the rows that enter the first block."""
         return tokens if self.mix is None or columns is None else tokens + self.mix(columns)
 
     def _finish(self, rows: Tensor, columns: Tensor | None) -> Tensor:
+        """Return the states from the rows that leave the last block."""
         states: Tensor = self.norm(rows)
         return states if self.skip is None or columns is None else states + self.skip(columns)
 
     @staticmethod
     def _padded(x: Tensor, timeline: _Timeline) -> Tensor:
+        """Return `x` filled up to whole chunks."""
         more = timeline.gaps.shape[1] - x.shape[1]
         return nn.functional.pad(x, (*(0, 0) * (x.dim() - 2), 0, more))
 
     def _timeline(self, batch: EventBatch) -> _Timeline:
+        """Return the gaps and ages of a batch."""
         first, last = batch.first_times[:, None], batch.last_times[:, None]
         times = torch.where(batch.mask, batch.times.masked_fill(~batch.mask, 0.0), last) - first
         width = times.shape[1]
@@ -252,23 +369,22 @@ class OsciFormerEventEncoder(EventEncoder):
         num_chunks = -(-width // chunk)
         more = num_chunks * chunk - width
         # Padding repeats the last time: it is never seen, and moves nothing.
-        times = self.embedding.scale(torch.cat((times, times[:, -1:].expand(-1, more)), dim=1))
+        times = self.scale(torch.cat((times, times[:, -1:].expand(-1, more)), dim=1))
         index = torch.arange(times.shape[1], device=times.device)
         ends = torch.cat((times[:, :1], times[:, chunk - 1 :: chunk]), dim=1)  # [B, P + 1]
         lags = torch.arange(chunk, device=times.device)
-        near = index[:, None] - lags
-        is_near = lags <= index[:, None] % chunk
-        near_ages = times[..., None] - times[:, near.clamp(min=0)]
-        far = torch.arange((num_chunks - 1) * chunk, device=times.device)
-        is_far = far < (index // chunk * chunk)[:, None]
+        is_intra = lags <= index[:, None] % chunk
+        intra_ages = times[..., None] - times[:, (index[:, None] - lags).clamp(min=0)]
+        past = torch.arange((num_chunks - 1) * chunk, device=times.device)
+        is_past = past < (index // chunk * chunk)[:, None]
         if self.context is not None:
-            is_near = is_near & (lags < self.context)
-            is_far = is_far & (index[:, None] - far < self.context)
-        far_ages = times[..., None] - times[:, None, : len(far)]
+            is_intra = is_intra & (lags < self.context)
+            is_past = is_past & (index[:, None] - past < self.context)
+        past_ages = times[..., None] - times[:, None, : len(past)]
         return _Timeline(
             gaps=torch.diff(times, dim=1, prepend=times[:, :1]),
             chunk_gaps=torch.diff(ends, dim=1),
             since_chunk=times - ends[:, index // chunk],
-            near_ages=torch.where(is_near, near_ages, -1.0),
-            far_ages=torch.where(is_far, far_ages, -1.0),
+            intra_ages=torch.where(is_intra, intra_ages, -1.0),
+            past_ages=torch.where(is_past, past_ages, -1.0),
         )

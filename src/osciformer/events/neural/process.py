@@ -11,16 +11,17 @@ import torch
 from torch import nn
 
 from osciformer._types import Float, Int, Tensor
+from osciformer.config import EventModelConfig
 from osciformer.events.likelihood import LikelihoodTerms, kronrod_rule
-from osciformer.events.neural.config import EventModelConfig
 from osciformer.events.neural.encoder import EventEncoder, gaps_of
-from osciformer.events.neural.heads import EventHead, EventPairs
+from osciformer.events.neural.heads import EventHead, EventPairs, make_head
 from osciformer.events.process import EventProcess
 from osciformer.events.sequences import EventBatch, EventSequences
+from osciformer.models.backbones import build_backbone
 
 # Random nodes per gap in training, one in each of as many strata.
 _TRAINING_NODES = 6
-# Entries of the padded batch from which time scales are taken.
+# Entries of the padded batch from which time scales are estimated.
 LARGEST_BATCH = 4_000_000
 # Reads that `intensity` makes at once.
 LARGEST_READ = 50_000
@@ -29,17 +30,17 @@ LARGEST_READ = 50_000
 class NeuralEventProcess(nn.Module, EventProcess):
     """A point process whose intensities are those of a network.
 
-    Everything goes through one question: what follows some gap after event i, if no other event
-    comes? The encoder answers it from the events 0 to i by their index, so an intensity at t is
-    that of the last event strictly before t, and never sees an event at t. Before the first event
-    of a sequence the intensities are constant, the mean rates of the training events.
+    Everything goes through one question: what is the state some gap after event i, if no other
+    event comes? The encoder answers it from the events 0 to i by their index, so an intensity at t
+    is that of the last event strictly before t, and never sees an event at t. Before the first
+    event of a sequence the intensities are constant, the mean rates of the training events.
 
     Call `fit_times` once with the training events, before the optimizer is built.
 
     Args:
         encoder: Reads histories.
-        head: Makes intensities.
-        config: Where both come from; `make_event_model` sets it.
+        head: Turns states into intensities.
+        config: What both are made from; `make_event_model` sets it.
 
     Example:
         >>> from osciformer.events import EventSequences
@@ -126,7 +127,7 @@ class NeuralEventProcess(nn.Module, EventProcess):
 
     @staticmethod
     def _known(batch: EventBatch) -> Int[Tensor, "B N"]:
-        """Return how many events are known at each event; what is not scored stands aside."""
+        """Return how many events are known at each event; those not scored get own slots."""
         steps = torch.arange(1, batch.mask.shape[1] + 1, device=batch.mask.device)
         known = batch.count_before(batch.clean_times)
         known = torch.where(known > 0, known, batch.lengths[:, None])
@@ -147,24 +148,18 @@ class NeuralEventProcess(nn.Module, EventProcess):
         weight = 2.0 * root / _TRAINING_NODES
         return root.square(), weight, weight
 
-    def intensity_after(
-        self, batch: EventBatch, gaps: Float[Tensor, "B N G"]
-    ) -> Float[Tensor, "B N G K"]:
+    def intensity_after(self, batch: EventBatch, gaps: Tensor) -> Tensor:
         """Return the intensities that each event would be followed by if no other one came."""
         return self._rates(self._prepared(batch), batch.clean_types, gaps.clamp(min=0.0))
 
-    def total_compensator_after(
-        self, batch: EventBatch, gaps: Float[Tensor, "B N G"]
-    ) -> Float[Tensor, "B N G"] | None:
+    def total_compensator_after(self, batch: EventBatch, gaps: Tensor) -> Tensor | None:
         """Return the exact integral of the total intensity since each event, where there is one."""
         if not self.head.is_closed:
             return None
         states = self.encoder.states(self._prepared(batch), None)
         return self.head.hazard_integral(states, gaps.clamp(min=0.0)).double()
 
-    def intensity(
-        self, batch: EventBatch, query_times: Float[Tensor, "B M"]
-    ) -> Float[Tensor, "B M K"]:
+    def intensity(self, batch: EventBatch, query_times: Tensor) -> Tensor:
         """Return the intensity of each type at any times, as left limits."""
         query_times = query_times.double()
         known = batch.count_before(query_times)
@@ -184,15 +179,12 @@ class NeuralEventProcess(nn.Module, EventProcess):
         base = self.log_base.double().exp().to(rates)
         return torch.where((known > 0)[..., None], rates, base)
 
-    def _rates(
-        self, prepared: Any, types: Int[Tensor, "B N"], gaps: Float[Tensor, "B N G"]
-    ) -> Float[Tensor, "B N G K"]:
+    def _rates(self, prepared: Any, types: Tensor, gaps: Tensor) -> Tensor:
+        """Return the intensities some gaps after each event of an encoded batch."""
         states = self.encoder.states(prepared, gaps if self.head.needs_now else None)
         return self.head.log_intensity(states, types, gaps).double().exp()
 
-    def total_compensator(
-        self, batch: EventBatch, start: Float[Tensor, "B M"], end: Float[Tensor, "B M"]
-    ) -> Float[Tensor, "B M"] | None:
+    def total_compensator(self, batch: EventBatch, start: Tensor, end: Tensor) -> Tensor | None:
         """Return the exact integral of the total intensity, where the head has one."""
         if not self.head.is_closed:
             return None
@@ -236,29 +228,38 @@ class NeuralEventProcess(nn.Module, EventProcess):
             self._held = held
 
     def _prepared(self, batch: EventBatch) -> Any:
+        """Return the encoded batch, the remembered one if it is the same."""
         held = self._held
         is_held = held is not None and held[0] is batch and not torch.is_grad_enabled()
         return held[1] if held is not None and is_held else self.encoder.prepare(batch)
 
 
+def make_event_model(config: EventModelConfig) -> NeuralEventProcess:
+    """Return the untrained process of a configuration.
+
+    Example:
+        >>> model = make_event_model(EventModelConfig(num_types=4, dim=16))
+        >>> model.num_types
+        4
+    """
+    options = config.encoder_options or {}
+    encoder: EventEncoder = build_backbone(
+        config.encoder, "events", config, options, num_types=config.num_types, dim=config.dim
+    )
+    return NeuralEventProcess(encoder, make_head(config, encoder.dim), config)
+
+
 def _some_of(sequences: EventSequences) -> EventSequences:
-    """Return the sequences, or so many of them, evenly spread, that a padded batch is not large."""
+    """Return the sequences, or evenly spaced ones, so few that a padded batch is not too large."""
     longest = max(1, int(sequences.lengths.max(initial=0)))
     step = -(-len(sequences) * longest // LARGEST_BATCH)
     return sequences if step <= 1 else sequences[::step]
 
 
-def _events_asked(
-    known: Int[Tensor, "B M"], width: int
-) -> tuple[Int[Tensor, "B M"], Int[Tensor, "B S"] | None]:
-    """Return the events that queries look back to, and which of them each query has.
+def _events_asked(known: Tensor, width: int) -> tuple[Tensor, Tensor | None]:
+    """Return the place of each query's last event in a list of events, and that list.
 
-    Args:
-        known: How many events each query knows.
-        width: Number of events N.
-
-    Returns:
-        Positions in the events, and the events; None where these are most of all.
+    The list is None if it holds most of the N = `width` events; then the places are among all.
     """
     index = (known - 1).clamp(min=0)
     order = torch.argsort(index, dim=1, stable=True)
@@ -273,14 +274,9 @@ def _events_asked(
 
 
 class _Placed:
-    """Times sorted to the last event known at each: [B, M] as [B, N, G], and back.
+    """Times `[B, M]` sorted to the last event known at each, as `[B, N, G]`, and back.
 
-    Args:
-        batch: Events.
-        times: The times.
-        known: How many events are known at each.
-        index: Where each stands along N.
-        width: N.
+    Of each time, `known` counts the events before it, and `index` is its place along N = `width`.
     """
 
     def __init__(
@@ -312,5 +308,6 @@ class _Placed:
         self.gaps: Float[Tensor, "B N G"] = gaps.unflatten(1, (width, depth))
 
     def back(self, x: Float[Tensor, "B N G K"]) -> Float[Tensor, "B M K"]:
+        """Return what belongs to each of the times."""
         flat = x.flatten(1, 2)
         return flat.gather(1, self.flat[..., None].expand(-1, -1, x.shape[-1]))

@@ -329,9 +329,10 @@ def _row(path: QueryPath, b: int, j: int) -> QueryPath:
         return x[b : b + 1, r : r + 1]
 
     tensors = {name: x for name, x in vars(path).items() if name != "omega" and x is not None}
-    return replace(path, **{name: pick(x) for name, x in tensors.items()})
+    picked: dict[str, Any] = {name: pick(x) for name, x in tensors.items()}
+    return replace(path, **picked)
 
 
 def _double(path: QueryPath) -> QueryPath:
-    tensors = {name: x.double() for name, x in vars(path).items() if x is not None}
+    tensors: dict[str, Any] = {n: x.double() for n, x in vars(path).items() if x is not None}
     return replace(path, **tensors)

@@ -1,0 +1,49 @@
+"""Published models to compare with, written from scratch.
+
+They are backbones of series (`gru_d, transformer, contiformer`) and encoders of events (`rmtpp,
+neural_hawkes, transformer_hawkes, ode_rnn, mtan, contiformer`). Importing this package registers
+them by these names. The rest of osciformer does not need it.
+
+`BASELINE_MODELS` has the settings with which an event encoder is the published model:
+
+>>> from osciformer.events.neural import EventModelConfig, make_event_model
+>>> config = EventModelConfig(num_types=3, **BASELINE_MODELS["neural_hawkes"])
+>>> make_event_model(config).num_types
+3
+"""
+
+from typing import Any
+
+from osciformer.baselines.contiformer import ContiFormerAttention as ContiFormerAttention
+from osciformer.baselines.contiformer import ContiFormerBackbone as ContiFormerBackbone
+from osciformer.baselines.contiformer import ContiFormerEventEncoder as ContiFormerEventEncoder
+from osciformer.baselines.contiformer import VectorField as VectorField
+from osciformer.baselines.contiformer import contiformer_attention as contiformer_attention
+from osciformer.baselines.event_encoders import (
+    ContinuousTimeLSTMEncoder as ContinuousTimeLSTMEncoder,
+)
+from osciformer.baselines.event_encoders import (
+    MultiTimeAttentionEncoder as MultiTimeAttentionEncoder,
+)
+from osciformer.baselines.event_encoders import ODERNNEncoder as ODERNNEncoder
+from osciformer.baselines.event_encoders import RecurrentEventEncoder as RecurrentEventEncoder
+from osciformer.baselines.gru_d import GRUD as GRUD
+from osciformer.baselines.transformer import DotProductAttention as DotProductAttention
+from osciformer.baselines.transformer import TimeTransformer as TimeTransformer
+from osciformer.baselines.transformer import TransformerHawkesEncoder as TransformerHawkesEncoder
+
+
+def _settings(encoder: str, head: str, **settings: int) -> dict[str, Any]:
+    return {"encoder": encoder, "head": head, "dim": 64, "num_layers": 1, **settings}
+
+
+#: Settings of `EventModelConfig` besides the number of types.
+BASELINE_MODELS: dict[str, dict[str, Any]] = {
+    "rmtpp": _settings("rmtpp", "exponential"),
+    "neural_hawkes": _settings("neural_hawkes", "softplus"),
+    "transformer_hawkes": _settings("transformer_hawkes", "decay", num_layers=2, num_heads=4),
+    "ode_rnn": _settings("ode_rnn", "softplus"),
+    "mtan": _settings("mtan", "softplus", num_heads=4),
+    # Its width is half that of the others: each pair of an event and a read has a state of its own.
+    "contiformer": _settings("contiformer", "softplus", dim=32, num_heads=4),
+}

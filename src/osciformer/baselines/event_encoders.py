@@ -1,0 +1,296 @@
+"""Published encoders of events: RMTPP, the Neural Hawkes process, ODE-RNN and mTAN."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.nn.functional import scaled_dot_product_attention
+
+from osciformer._types import Float, Tensor
+from osciformer.events.neural.encoder import (
+    EventEncoder,
+    EventStates,
+    GapScale,
+    TokenEncoder,
+    elapsed_of,
+    gaps_of,
+)
+from osciformer.events.sequences import EventBatch
+from osciformer.math.banks import frequency_bank, frequency_range
+from osciformer.models.backbones import register_backbone
+from osciformer.nn.encoder import FeedForward
+from osciformer.nn.parameters import ExactBuffers
+
+# In radians per mean gap, until `fit_times` finds what the training times resolve.
+_FIRST_RANGE = (1e-2, math.pi)
+
+
+@register_backbone("rmtpp", kind="events", settings=("num_layers", "dropout"))
+class RecurrentEventEncoder(TokenEncoder):
+    """A GRU over types and gaps, whose state stands still between events.
+
+    Du et al., "Recurrent Marked Temporal Point Processes", KDD 2016; with an `ExponentialHead` it
+    is that model.
+    """
+
+    def __init__(
+        self, num_types: int, dim: int = 64, *, num_layers: int = 1, dropout: float = 0.0
+    ) -> None:
+        super().__init__(num_types, dim, dropout)
+        between = dropout if num_layers > 1 else 0.0
+        self.recurrence = nn.GRU(dim, dim, num_layers, batch_first=True, dropout=between)
+
+    def prepare(self, batch: EventBatch) -> Float[Tensor, "B N D"]:
+        """Return the states after all events, see `EventEncoder`."""
+        after: Tensor = self.dropout(self.recurrence(self.tokens(batch))[0])
+        return after
+
+
+class _Cells(NamedTuple):
+    """What each event leaves: the cell, where it decays to, how fast, and the output gate."""
+
+    start: Float[Tensor, "B N D"]
+    target: Float[Tensor, "B N D"]
+    rate: Float[Tensor, "B N D"]
+    output: Float[Tensor, "B N D"]
+
+
+@register_backbone("neural_hawkes", kind="events", settings=("dropout",))
+class ContinuousTimeLSTMEncoder(EventEncoder):
+    r"""An LSTM whose cells decay exponentially between events, each to a target of its own.
+
+    $$c(t) = \bar c_i + (c_i - \bar c_i) e^{-\delta_i (t - t_i)}, \qquad
+    h(t) = o_i \odot \tanh c(t)$$
+    Mei and Eisner, "The Neural Hawkes Process", NeurIPS 2017, eq. 4 to 7. At an event,
+    seven gates of its type and of h just before it make $c_i, \bar c_i, \delta_i, o_i$. As
+    there, the time since the event before is known from the decay alone. Rates are per mean gap of
+    the training events. Before the first event all cells are 0.
+    """
+
+    def __init__(self, num_types: int, dim: int = 64, *, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.dim = dim
+        self.scale = GapScale()
+        self.types = nn.Embedding(num_types, dim)
+        self.from_type = nn.Linear(dim, 7 * dim)
+        self.from_state = nn.Linear(dim, 7 * dim, bias=False)
+        self.dropout = nn.Dropout(dropout)
+
+    def fit_times(self, batch: EventBatch) -> None:
+        """Set the unit of gaps."""
+        self.scale.fit_batch(batch)
+
+    def prepare(self, batch: EventBatch) -> _Cells:
+        """Return the cells after all events, see `EventEncoder`."""
+        inputs = self.from_type(self.dropout(self.types(batch.clean_types)))
+        gaps = self.scale(gaps_of(batch)).to(inputs.dtype)
+        zero = inputs.new_zeros(len(batch), self.dim)
+        cells = _Cells(zero, zero, zero, zero)
+        weight = self.from_state.weight.t()
+        steps = []
+        for raw, gap in zip(inputs.unbind(1), gaps[..., None].unbind(1), strict=True):
+            before = torch.lerp(cells.target, cells.start, torch.exp(-cells.rate * gap))
+            raw = torch.addmm(raw, cells.output * torch.tanh(before), weight)
+            gates, rest = raw.split((5 * self.dim, 2 * self.dim), dim=-1)
+            enter, forget, enter_target, forget_target, output = gates.sigmoid().chunk(5, dim=-1)
+            value, rate = rest.chunk(2, dim=-1)
+            value = value.tanh()
+            cells = _Cells(
+                forget * before + enter * value,
+                forget_target * cells.target + enter_target * value,
+                functional.softplus(rate),
+                output,
+            )
+            steps.append(cells)
+        return _Cells(*(torch.stack(items, dim=1) for items in zip(*steps, strict=True)))
+
+    def states(self, prepared: Any, gaps: Float[Tensor, "B N G"] | None) -> EventStates:
+        """Return the states after each event, and at gaps after it, see `EventEncoder`."""
+        after = prepared.output * torch.tanh(prepared.start)
+        if gaps is None:
+            return EventStates(after, None)
+        start, target, rate, output = (item[:, :, None] for item in prepared)
+        decay = torch.exp(-rate * self.scale(gaps).to(after.dtype)[..., None])
+        return EventStates(after, output * torch.tanh(torch.lerp(target, start, decay)))
+
+
+class GapFlow(nn.Module):
+    r"""The flow of $dh/ds = f(h)$ over $s = \log(1 + g)$, g a gap in the unit of a data set.
+
+    In g it is $dh/dg = f(h) / (1 + g)$: full speed just after an event, and less the longer nothing
+    comes. So a gap a million times the mean takes as many steps as any other. f is a perceptron
+    with outputs in [-1, 1], so no step can blow up, however long. Each gap takes `num_steps` steps
+    of the classical Runge-Kutta method.
+    """
+
+    def __init__(self, dim: int, num_steps: int = 4) -> None:
+        super().__init__()
+        if num_steps < 1:
+            raise ValueError(f"num_steps must be at least 1; got {num_steps}")
+        self.num_steps = num_steps
+        self.field = nn.Sequential(nn.Linear(dim, dim), nn.Tanh(), nn.Linear(dim, dim), nn.Tanh())
+
+    def forward(
+        self, states: Float[Tensor, "*S D"], gaps: Float[Tensor, "*S"]
+    ) -> Float[Tensor, "*S D"]:
+        """Return where the states are some gaps later."""
+        step = (torch.log1p(gaps) / self.num_steps).to(states.dtype)[..., None]
+        for _ in range(self.num_steps):
+            k1 = self.field(states)
+            k2 = self.field(states + step / 2 * k1)
+            k3 = self.field(states + step / 2 * k2)
+            k4 = self.field(states + step * k3)
+            states = states + step / 6 * (k1 + 2 * (k2 + k3) + k4)
+        return states
+
+
+@register_backbone("ode_rnn", kind="events", settings=("dropout",))
+class ODERNNEncoder(TokenEncoder):
+    """A GRU that is updated at events and flows between them.
+
+    Rubanova et al., "Latent ODEs for Irregularly-Sampled Time Series", NeurIPS 2019, their ODE-RNN.
+    """
+
+    def __init__(
+        self, num_types: int, dim: int = 64, *, dropout: float = 0.0, num_steps: int = 4
+    ) -> None:
+        super().__init__(num_types, dim, dropout)
+        self.update = nn.GRUCell(dim, dim)
+        self.flow = GapFlow(dim, num_steps)
+
+    def prepare(self, batch: EventBatch) -> Float[Tensor, "B N D"]:
+        """Return the states after all events, see `EventEncoder`."""
+        tokens, gaps = self.tokens(batch), self.scale(gaps_of(batch))
+        state = self.update(tokens[:, 0])
+        after = [state]
+        for token, gap in zip(tokens[:, 1:].unbind(1), gaps[:, 1:].unbind(1), strict=True):
+            state = self.update(token, self.flow(state, gap))
+            after.append(state)
+        return torch.stack(after, dim=1)
+
+    def states(self, prepared: Any, gaps: Float[Tensor, "B N G"] | None) -> EventStates:
+        """Return the states after each event, and at gaps after it, see `EventEncoder`."""
+        if gaps is None:
+            return EventStates(prepared, None)
+        rows = prepared[:, :, None].expand(-1, -1, gaps.shape[-1], -1)
+        return EventStates(prepared, self.flow(rows, self.scale(gaps)))
+
+
+class TimeEmbedding(ExactBuffers):
+    r"""A learned embedding of time, $(w_0 t + a_0, \sin(w_1 t + a_1), \sin(w_2 t + a_2), \dots)$.
+
+    The frequencies are $w = r e^p$, r from the time scales of the training events and kept in
+    float64, p learned: long times need more digits than float32 has.
+    """
+
+    reference: Tensor
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        if dim < 2:
+            raise ValueError(f"dim must be at least 2, a line and a sine; got {dim}")
+        self.register_buffer("reference", torch.zeros(dim, dtype=torch.float64))
+        self.log_factor = nn.Parameter(torch.zeros(dim))
+        shift = 2.0 * torch.pi * torch.rand(dim)
+        shift[0] = 0.0
+        self.shift = nn.Parameter(shift)
+        self.reset(_FIRST_RANGE)
+
+    @torch.no_grad()
+    def reset(self, omega_range: tuple[float, float]) -> None:
+        """Space the frequencies over a range; the line rises to pi where the lowest one turns."""
+        low, high = omega_range
+        bank = frequency_bank("log_spaced", len(self.reference) - 1, low=low, high=high)
+        self.reference.copy_(torch.cat((bank.new_tensor([low]), bank)))
+
+    def forward(self, times: Float[Tensor, "*S"]) -> Float[Tensor, "*S E"]:
+        """Return the embedded times, in the dtype of the weights."""
+        phase = times.double()[..., None] * (self.reference * self.log_factor.double().exp())
+        phase = phase + self.shift.double()
+        return torch.cat((phase[..., :1], phase[..., 1:].sin()), dim=-1).to(self.shift.dtype)
+
+
+@dataclass(frozen=True)
+class _PreparedTimes:
+    """Times since the first event in the unit of the training events, keys and values by head."""
+
+    elapsed: Float[Tensor, "B N"]
+    keys: Float[Tensor, "B H N C"]
+    values: Float[Tensor, "B H N C"]
+
+
+@register_backbone("mtan", kind="events", settings=("num_heads", "dropout"))
+class MultiTimeAttentionEncoder(TokenEncoder):
+    """Attention from a time to the times of events, which averages what these were.
+
+    Shukla and Marlin, "Multi-Time Attention Networks for Irregularly Sampled Time Series", ICLR
+    2021: queries and keys are learned embeddings of time alone, each head has its own map of them.
+    The state at t is asked at t, of the events up to the last one by their index.
+    """
+
+    def __init__(
+        self, num_types: int, dim: int = 64, *, num_heads: int = 4, dropout: float = 0.0
+    ) -> None:
+        if dim % num_heads:
+            raise ValueError(f"dim must be a multiple of num_heads; got {dim=}, {num_heads=}")
+        super().__init__(num_types, dim, dropout)
+        self.num_heads = num_heads
+        self.time = TimeEmbedding(dim)
+        self.query_projection = nn.Linear(dim, dim)
+        # A bias would add the same to all logits of a row.
+        self.key_projection = nn.Linear(dim, dim, bias=False)
+        self.value_projection = nn.Linear(dim, dim)
+        self.output_projection = nn.Linear(dim, dim)
+        self.feedforward_norm = nn.LayerNorm(dim)
+        self.feedforward = FeedForward(dim, dropout=dropout)
+        self.norm = nn.LayerNorm(dim)
+
+    def fit_times(self, batch: EventBatch) -> None:
+        """Set the unit of time, and the frequencies from half a turn over the longest sequence on.
+
+        The highest makes half a turn over a mean gap: between events the state is asked at any
+        time, and must not turn faster than intensities do.
+        """
+        super().fit_times(batch)
+        if bool((gaps_of(batch) > 0).any()):
+            low, _ = frequency_range(self.scale(elapsed_of(batch)), batch.mask)
+            self.time.reset((low, max(low, math.pi)))
+
+    def prepare(self, batch: EventBatch) -> _PreparedTimes:
+        """Return keys and values of all events, see `EventEncoder`."""
+        elapsed = self.scale(elapsed_of(batch))
+        keys = self.key_projection(self.time(elapsed))
+        values = self.value_projection(self.tokens(batch))
+        return _PreparedTimes(elapsed, self._heads(keys), self._heads(values))
+
+    def states(self, prepared: Any, gaps: Float[Tensor, "B N G"] | None) -> EventStates:
+        """Return the states after each event, and at gaps after it, see `EventEncoder`."""
+        elapsed = prepared.elapsed[..., None]
+        if gaps is None:
+            return EventStates(self._read(prepared, elapsed)[:, :, 0], None)
+        times = torch.cat((elapsed, elapsed + self.scale(gaps)), dim=-1)
+        states = self._read(prepared, times)
+        return EventStates(states[:, :, 0], states[:, :, 1:])
+
+    def _read(
+        self, known: _PreparedTimes, times: Float[Tensor, "B N G"]
+    ) -> Float[Tensor, "B N G D"]:
+        """Return the states at times, of the events up to each event."""
+        width, num_gaps = times.shape[1:]
+        queries = self._heads(self.query_projection(self.time(times.flatten(1))))
+        index = torch.arange(width, device=times.device)
+        seen = index <= index.repeat_interleave(num_gaps)[:, None]  # [N * G, N]
+        attended = scaled_dot_product_attention(queries, known.keys, known.values, attn_mask=seen)
+        x = self.output_projection(attended.transpose(1, 2).flatten(2))
+        x = x + self.feedforward(self.feedforward_norm(x))
+        states: Tensor = self.norm(x)
+        return states.unflatten(1, (width, num_gaps))
+
+    def _heads(self, x: Float[Tensor, "B M D"]) -> Float[Tensor, "B H M C"]:
+        """Return the channels by head."""
+        return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)

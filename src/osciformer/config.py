@@ -1,0 +1,965 @@
+"""All settings in one place: what they are called, what they mean, which values they take.
+
+A configuration is a frozen dataclass whose fields are made by `setting`, with a default and the
+allowed values; its docstring says what they mean. From these fields come the saved JSON, the YAML
+keys and flags of the command line, and the parameters of the estimators. The module imports neither
+torch nor any optional package, so `--help` stays fast.
+
+- `AttentionConfig` (the layer) and `OsciFormerConfig` (the encoder), with `PRESETS`.
+- `SeriesModelConfig`, `QueryModelConfig`, `EventModelConfig`: the models of the tasks.
+- `EstimatorConfig`: what an estimator needs besides a model and a training run.
+- `TrainConfig`: the training run.
+- `DataConfig`: the columns of a table.
+
+`settings(task)` lists everything that a user can set for a task as `Setting` objects. Defaults that
+differ between a task's estimator and the bare dataclass are in `TASK_DEFAULTS`, and nowhere else.
+
+A command line is generated like this:
+
+    for item in settings():               # of all tasks; settings("events") for one
+        item.flag, item.short, item.kind, item.help, item.default_text, item.panel
+    value = item.check(value)             # ValueError with what was expected
+    estimator = Estimator(**estimator_arguments(task, {"dim": 8, "seed": 0, "weight_decay": 0.1}))
+
+To add a setting, add a field and its line in the docstring, and read it where it takes effect.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import MISSING, dataclass, fields
+from itertools import pairwise
+from numbers import Integral, Real
+from typing import Any, ClassVar, Literal, NamedTuple, Self, get_args, get_origin
+
+from osciformer._text import check_choice, did_you_mean
+
+Kind = Literal["whole", "number", "switch", "text", "texts", "numbers", "mapping"]
+TaskName = Literal["classification", "regression", "forecasting", "imputation", "events"]
+TASKS: tuple[str, ...] = get_args(TaskName)
+SERIES_TASKS, QUERY_TASKS, VALUE_TASKS, EVENT_TASKS = TASKS[:2], TASKS[2:4], TASKS[:4], TASKS[4:]
+#: Groups of settings, in the order in which `--help` shows them.
+PANELS = ("Table", "Model", "Training", "Processes")
+TABLE, MODEL, TRAINING, PROCESSES = PANELS
+
+QueryMode = Literal["hold", "linear", "ridge", "ridge_causal", "anchored", "learned"]
+ValueMode = Literal["average", "point"]
+Direction = Literal["causal", "bidirectional"]
+BankKind = Literal[
+    "log_uniform", "log_spaced", "linear", "random_uniform", "geometric", "harmonics", "data"
+]
+Backend = Literal["auto", "oracle", "reference", "blocked", "triton"]
+Pool = Literal["last", "mean", "max"]
+Statistic = Literal["last", "mean", "min", "max", "rise", "count", "std", "age", "first"]
+HeadName = Literal["softplus", "decay", "mixture", "exponential"]
+Precision = Literal["32-true", "bf16-mixed", "16-mixed"]
+Accelerator = Literal["auto", "cpu", "gpu"]
+Strategy = Literal["auto", "ddp", "fsdp"]
+Scaling = Literal["asinh", "standard", "robust", "none"]
+Criterion = Literal["huber", "mse"]
+Auto = Literal["auto"]
+
+#: Frequencies for times that span about one unit, as `TimeScale` makes them: from slower than the
+#: whole window to about sixty turns within it.
+DEFAULT_OMEGA_RANGE = (0.1, 200.0)
+#: Names of frequency ranges that come from the training times, see `OsciFormer.fit_time_scale`.
+RANGES_OF_DATA = ("data", "typical")
+
+#: What each preset changes, of the layer and of whole models.
+PRESETS: Mapping[str, Mapping[str, Any]] = {
+    "default": {},
+    # The paper's section on experiments. It gives neither the dropout rate, for which 0.1 is usual,
+    # nor the number of layers, nor the width of the feed-forward.
+    "paper": {
+        "dim": 256,
+        "num_heads": 8,
+        "query": "ridge",
+        "omega_range": (1e-2, 10.0),
+        "dropout": 0.1,
+    },
+}
+
+# Settings that were removed, and the value that meant "off".
+_REMOVED: Mapping[str, Any] = {"foresight": 0.0, "keep_latest": False}
+
+
+class Range(NamedTuple):
+    """Allowed numbers: in words, and as a test."""
+
+    words: str
+    contains: Callable[[Any], bool]
+
+
+POSITIVE_COUNT = Range("at least 1", lambda x: x >= 1)
+NOT_NEGATIVE = Range("not negative", lambda x: x >= 0)
+POSITIVE = Range("positive and finite", lambda x: 0 < x < float("inf"))
+FRACTION = Range("from 0 to below 1", lambda x: 0 <= x < 1)
+INSIDE = Range("between 0 and 1", lambda x: 0 < x < 1)
+
+
+def setting(
+    default: Any = MISSING,
+    *,
+    within: Range | None = None,
+    panel: str | None = None,
+    tasks: tuple[str, ...] = TASKS,
+    parameter: str = "",
+    short: str = "",
+    is_automatic: bool = False,
+    is_free: bool = False,
+) -> Any:
+    """Return a dataclass field with the facts that flags, files and checks are made of.
+
+    What it means is said once, among the Attributes in the docstring of its class.
+
+    Args:
+        default: The default; a field without one must be given, and users do not set it.
+        within: Allowed numbers. Allowed words come from a `Literal` in the annotation.
+        panel: One of `PANELS`, if not that of its class; empty if users do not set it.
+        tasks: Tasks that the setting belongs to, of those that use its class.
+        parameter: Name in the estimators, if it is another one than in files and flags.
+        short: A further flag.
+        is_automatic: Estimators may leave the number to `auto`.
+        is_free: A continued run may change it, as the result does not depend on it.
+    """
+    facts: dict[str, Any] = {
+        "within": within,
+        "panel": panel,
+        "tasks": tasks,
+        "parameter": parameter,
+    }
+    facts |= {"short": short, "is_automatic": is_automatic, "is_free": is_free}
+    return dataclasses.field(default=default, metadata=facts)
+
+
+class _Type(NamedTuple):
+    """What an annotation says: kind of value, allowed words, and whether None is allowed."""
+
+    kind: Kind | None
+    choices: tuple[str, ...]
+    is_optional: bool
+
+
+_KINDS: Mapping[Any, Kind] = {int: "whole", float: "number", bool: "switch", str: "text"}
+_WANTED: Mapping[str, str] = {
+    "whole": "a whole number",
+    "number": "a number",
+    "switch": "true or false",
+    "text": "a text",
+    "texts": "a list of names",
+    "numbers": "a list of numbers",
+    "mapping": "a mapping such as {'a': 1}, or a word",
+}
+
+
+def _read_type(annotation: Any) -> _Type:
+    is_union = get_origin(annotation) in (typing.Union, types.UnionType)
+    parts = list(get_args(annotation)) if is_union else [annotation]
+    is_optional = types.NoneType in parts
+    parts = [part for part in parts if part is not types.NoneType]
+    if any(get_origin(part) is Mapping for part in parts):
+        return _Type("mapping", (), True)
+    if len(parts) != 1:
+        return _Type(None, (), is_optional)  # checked by its own configuration
+    (part,) = parts
+    if get_origin(part) is Literal:
+        return _Type("text", get_args(part), is_optional)
+    if get_origin(part) is tuple:
+        inner = _read_type(get_args(part)[0])
+        return _Type("texts" if inner.kind == "text" else "numbers", inner.choices, is_optional)
+    return _Type(_KINDS.get(part), (), is_optional)
+
+
+def _check_value(name: str, value: Any, kind: _Type, within: Range | None) -> Any:
+    """Return a value of a field, lists as tuples; a ValueError says what else is wanted."""
+    if value is None and kind.is_optional:
+        return None
+    if kind.kind in ("texts", "numbers"):
+        value = (value,) if isinstance(value, str | Real) else tuples(value)
+    is_good = {
+        "whole": lambda x: isinstance(x, Integral) and not isinstance(x, bool),
+        "number": lambda x: isinstance(x, Real) and not isinstance(x, bool),
+        "switch": lambda x: isinstance(x, bool),
+        "text": lambda x: isinstance(x, str),
+        "texts": lambda x: isinstance(x, tuple) and all(isinstance(item, str) for item in x),
+        "numbers": lambda x: isinstance(x, tuple) and all(isinstance(item, Real) for item in x),
+        "mapping": lambda x: isinstance(x, Mapping | str),
+        None: lambda x: True,
+    }[kind.kind]
+    none = ", or None" if kind.is_optional else ""
+    if not is_good(value):
+        raise ValueError(f"{name} must be {_WANTED[str(kind.kind)]}{none}; got {value!r}")
+    if kind.choices:
+        for item in value if isinstance(value, tuple) else (value,):
+            check_choice(name, item, kind.choices)
+    if within is not None and not within.contains(value):
+        raise ValueError(f"{name} must be {within.words}{none}; got {value!r}")
+    return value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Base of all configurations: checked when made, and to and from plain values."""
+
+    panel: ClassVar[str] = MODEL
+
+    def __post_init__(self) -> None:
+        kinds = _types_of(type(self))
+        for item in fields(self):
+            value = getattr(self, item.name)
+            checked = _check_value(item.name, value, kinds[item.name], item.metadata["within"])
+            object.__setattr__(self, item.name, checked)
+
+    @classmethod
+    def from_dict(cls, settings: Mapping[str, Any]) -> Self:
+        """Return the configuration that `to_dict` wrote; an unknown or missing key is an error.
+
+        Settings that were removed are passed over if they were off, and are an error otherwise.
+        """
+        settings = without_removed(settings)
+        refuse_unknown("setting", settings, [item.name for item in fields(cls)])
+        for item in fields(cls):
+            if item.default is MISSING and item.name not in settings:
+                raise ValueError(f"{item.name} must be given; got {', '.join(sorted(settings))}")
+        return cls(**settings)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the settings as plain values that JSON can hold."""
+        return {item.name: plain(getattr(self, item.name)) for item in fields(self)}
+
+    def differences(self, other: Mapping[str, Any]) -> list[str]:
+        """Return, in words, which settings of another run would give another result.
+
+        Args:
+            other: What `to_dict` gave for the other run; what it lacks, as an older version did not
+                know it, had the default.
+
+        Example:
+            >>> TrainConfig(seed=1).differences(TrainConfig(seed=2, verbose=1).to_dict())
+            ['seed was 2, is 1']
+        """
+        usual = {f.name: plain(f.default) for f in fields(self) if f.default is not MISSING}
+        free = {item.name for item in fields(self) if item.metadata["is_free"]}
+        mine = {name: value for name, value in self.to_dict().items() if name not in free}
+        return differences({**usual, **without_removed(other)}, mine)
+
+
+_TYPES: dict[type, dict[str, _Type]] = {}
+
+
+def _types_of(cls: type) -> dict[str, _Type]:
+    """Return what the annotations of a configuration say; found once for each class."""
+    if cls not in _TYPES:
+        hints = typing.get_type_hints(cls)
+        _TYPES[cls] = {item.name: _read_type(hints[item.name]) for item in fields(cls)}
+    return _TYPES[cls]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionConfig(Config):
+    """Everything that decides the shape and behaviour of an `OscillatorAttention`.
+
+    The fields are the arguments of the layer, which describes them.
+
+    Example:
+        >>> AttentionConfig.from_preset("paper", dim=32, query=None).query
+        'ridge'
+    """
+
+    dim: int = setting(within=POSITIVE_COUNT)
+    num_heads: int = setting(8, within=POSITIVE_COUNT)
+    query: QueryMode = setting("hold")
+    value: ValueMode = setting("average")
+    direction: Direction = setting("causal")
+    num_modes: int = setting(8, within=POSITIVE_COUNT)
+    bank: BankKind = setting("log_spaced")
+    omega_range: tuple[float, float] | str = setting(DEFAULT_OMEGA_RANGE)
+    zeta_range: tuple[float, float] = setting((0.05, 0.4))
+    undamped: bool = setting(False)
+    velocity: bool = setting(True)
+    drive_modes: int = setting(0, within=NOT_NEGATIVE)
+    equilibrium: bool = setting(False)
+    ridge: float = setting(1e-4)
+    dropout: float = setting(0.0, within=FRACTION)
+    bias: bool = setting(True)
+    scale: float | None = setting(None)
+    backend: Backend = setting("auto")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.omega_range, str):
+            if self.omega_range not in RANGES_OF_DATA:
+                allowed = " or ".join(map(repr, RANGES_OF_DATA))
+                raise ValueError(
+                    f"omega_range must be (low, high) or {allowed}; got {self.omega_range!r}"
+                )
+        else:
+            object.__setattr__(self, "omega_range", tuple(self.omega_range))
+
+    @classmethod
+    def from_preset(cls, preset: str | None, **given: Any) -> Self:
+        """Return a preset with the given settings in place of its own; None keeps the preset's."""
+        check_choice("preset", preset or "default", list(PRESETS))
+        chosen = {name: value for name, value in given.items() if value is not None}
+        return cls.from_dict({**PRESETS[preset or "default"], **chosen})
+
+
+@dataclass(frozen=True, kw_only=True)
+class OsciFormerConfig(AttentionConfig):
+    """Everything that decides the shape and behaviour of an `OsciFormer`; all keyword-only.
+
+    Further fields are those of `AttentionConfig`, with other defaults for whole models.
+
+    Attributes:
+        omega_range: Ends of the frequencies per unit of the model's time, or taken from the
+            training times by `OsciFormer.fit_time_scale`: `"data"`, all that they can resolve, up
+            to half a turn over a short gap; or `"typical"`, up to half a turn over the median gap.
+        input_dim: Number of features F.
+        static_dim: Number of static features S.
+        num_layers: Number of encoder blocks.
+        feedforward_dim: Hidden width of the feed-forward; None is 4 D.
+
+    Example:
+        >>> config = OsciFormerConfig.from_preset("paper", input_dim=3, dim=32)
+        >>> config.query, config.dim, config.num_heads
+        ('ridge', 32, 8)
+        >>> OsciFormerConfig.from_dict(config.to_dict()) == config
+        True
+    """
+
+    dim: int = setting(64, within=POSITIVE_COUNT)
+    num_heads: int = setting(4, within=POSITIVE_COUNT)
+    omega_range: tuple[float, float] | str = setting("data")
+    input_dim: int = setting(within=POSITIVE_COUNT)
+    static_dim: int = setting(0, within=NOT_NEGATIVE)
+    num_layers: int = setting(2, within=POSITIVE_COUNT)
+    feedforward_dim: int | None = setting(None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskConfig(Config):
+    """What the configurations of the models of series share.
+
+    Attributes:
+        input_dim: Number of features F.
+        static_dim: Number of static features S.
+        dim: Width of the model.
+        num_layers: Number of encoder blocks.
+        num_heads: Number of heads.
+        dropout: Dropout of the backbone and the head.
+        observation_dropout: Fraction of the measured values that is hidden at random in training.
+        carry: Let each token also hold, per feature, the last known value and its age.
+        backbone: `osciformer`, or for comparison `transformer` (sinusoidal time encoding), `gru_d`
+            (one recurrent layer, whatever `num_layers` and `num_heads`), `contiformer`, or any name
+            of `register_backbone`. The model, which knows the backbone, checks name and options.
+        backbone_options: Further settings of the backbone, by name (JSON); for `osciformer` those
+            of `OsciFormerConfig` that are not above, and `preset`.
+    """
+
+    input_dim: int = setting(within=POSITIVE_COUNT)
+    static_dim: int = setting(0, within=NOT_NEGATIVE, panel="")
+    dim: int = setting(64, within=POSITIVE_COUNT)
+    num_layers: int = setting(2, within=POSITIVE_COUNT)
+    num_heads: int = setting(2, within=POSITIVE_COUNT)
+    dropout: float = setting(0.3, within=FRACTION)
+    observation_dropout: float = setting(0.2, within=FRACTION)
+    carry: bool = setting(True)
+    backbone: str = setting("osciformer")
+    backbone_options: Mapping[str, Any] = setting(None)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        options = {name: tuples(value) for name, value in dict(self.backbone_options or {}).items()}
+        object.__setattr__(self, "backbone_options", options)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeriesModelConfig(TaskConfig):
+    """Everything that decides the shape and behaviour of a `SeriesModel`; all keyword-only.
+
+    Further fields are those of `TaskConfig`. Width, heads and dropout are lower: with one target a
+    series there is less to learn from.
+
+    Attributes:
+        output_dim: Number of outputs: classes, or targets of a regression.
+        pool: How the states of a series become one, any of `last, mean, max`; they are joined.
+        skip: Also give the head simple statistics of the series.
+        statistics: Which ones, see `summarise_series`: any of `last, mean, min, max, rise, count,
+            std, age, first`.
+
+    Example:
+        >>> config = SeriesModelConfig(input_dim=37, output_dim=2, pool=["last", "mean"])
+        >>> config.pool, config.dim
+        (('last', 'mean'), 32)
+        >>> SeriesModelConfig.from_dict(config.to_dict()) == config
+        True
+    """
+
+    dim: int = setting(32, within=POSITIVE_COUNT)
+    num_heads: int = setting(1, within=POSITIVE_COUNT)
+    dropout: float = setting(0.2, within=FRACTION)
+    output_dim: int = setting(within=POSITIVE_COUNT)
+    pool: tuple[Pool, ...] = setting(("last", "mean", "max"))
+    skip: bool = setting(True)
+    # What models have whose files name none; so this must stay, whatever estimators prefer.
+    statistics: tuple[Statistic, ...] = setting(("last", "mean", "min", "max", "rise", "count"))
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, hint in (("pool", ""), ("statistics", "; for none there is skip=False")):
+            kinds = getattr(self, name)
+            if not kinds or len(set(kinds)) < len(kinds):
+                raise ValueError(
+                    f"{name} must name at least one kind, each once; got {kinds}{hint}"
+                )
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueryModelConfig(TaskConfig):
+    """Everything that decides the shape and behaviour of a `QueryModel`; all keyword-only.
+
+    Further fields are those of `TaskConfig`. Both dropouts are lower: each series has many targets,
+    and a hidden value makes its neighbours harder to predict.
+
+    Attributes:
+        quantiles: Levels of the predicted quantiles, increasing, within (0, 1).
+        direction: `causal`, for forecasts: only observations at or before a query time count; or
+            `bidirectional`, for imputation.
+
+    Example:
+        >>> config = QueryModelConfig(input_dim=3, direction="bidirectional")
+        >>> config.quantiles
+        (0.1, 0.5, 0.9)
+        >>> QueryModelConfig.from_dict(config.to_dict()) == config
+        True
+    """
+
+    dropout: float = setting(0.1, within=FRACTION)
+    observation_dropout: float = setting(0.0, within=FRACTION)
+    quantiles: tuple[float, ...] = setting((0.1, 0.5, 0.9))
+    direction: Direction = setting("causal", panel="")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if "direction" in self.backbone_options:
+            raise ValueError("give direction itself, not as one of the backbone_options")
+        levels = tuple(float(level) for level in self.quantiles)
+        ends = (0.0, *levels, 1.0)
+        if not levels or any(low >= high for low, high in pairwise(ends)):
+            raise ValueError(f"quantiles must increase within (0, 1); got {levels}")
+        object.__setattr__(self, "quantiles", levels)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EventModelConfig(Config):
+    """Everything that decides the shape and behaviour of a `NeuralEventProcess`.
+
+    Attributes:
+        num_types: Number of event types K.
+        encoder: What reads the history of events: `osciformer`, a baseline, or any name of
+            `register_backbone`.
+        head: What turns states into intensities: `softplus` of the state at the time itself,
+            `decay` of the state after the last event, `mixture` density of the waiting time with
+            types by the state at the time itself, or `exponential` hazard (RMTPP).
+        dim: Width D of the states.
+        num_layers: Number of blocks of the encoder.
+        num_heads: Number of heads of its attention.
+        dropout: Dropout.
+        num_components: Components of the `mixture` head.
+        encoder_options: Further settings of the encoder, by name (JSON).
+
+    Example:
+        >>> config = EventModelConfig(num_types=3, head="softplus")
+        >>> EventModelConfig.from_dict(config.to_dict()) == config
+        True
+    """
+
+    num_types: int = setting(within=POSITIVE_COUNT)
+    encoder: str = setting("osciformer")
+    head: HeadName = setting("mixture")
+    dim: int = setting(64, within=POSITIVE_COUNT)
+    num_layers: int = setting(1, within=POSITIVE_COUNT)
+    num_heads: int = setting(4, within=POSITIVE_COUNT)
+    dropout: float = setting(0.1, within=FRACTION)
+    num_components: int = setting(16, within=POSITIVE_COUNT)
+    encoder_options: Mapping[str, Any] = setting(None)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "encoder_options", dict(self.encoder_options or {}))
+
+
+@dataclass(frozen=True, kw_only=True)
+class EstimatorConfig(Config):
+    """What an estimator needs besides a model and a training run.
+
+    Attributes:
+        scaling: Scaling of the values: `asinh`, `standard`, `robust` or `none`.
+        clip: Bound on the absolute scaled inputs, against outliers; none for no bound.
+        blend_with: Classical processes to blend the network with: of `renewal`, `repeat`, `hawkes`;
+            `auto` or none.
+        covariates: Features that are inputs and not predicted.
+        known_covariates: Features known ahead, not predicted.
+        horizon: How far to look ahead; a quarter of a typical series if not given.
+        hidden_fraction: Part of the observations that is hidden in training.
+        validation_fraction: Part of the series that is kept for early stopping.
+        class_weight: none, `balanced`, or weights by class (JSON).
+        label_smoothing: Part of the target that is spread over all classes.
+        criterion: `huber` or `mse`.
+
+    Example:
+        >>> EstimatorConfig(validation_fraction=1.5)
+        Traceback (most recent call last):
+        ValueError: validation_fraction must be from 0 to below 1; got 1.5
+    """
+
+    scaling: Scaling = setting("standard", tasks=VALUE_TASKS)
+    clip: float | None = setting(6.0, within=POSITIVE, tasks=VALUE_TASKS)
+    blend_with: tuple[str, ...] | None = setting(None, tasks=EVENT_TASKS)
+    covariates: tuple[str, ...] = setting((), tasks=QUERY_TASKS)
+    known_covariates: tuple[str, ...] = setting((), tasks=("forecasting",))
+    horizon: float | None = setting(None, within=POSITIVE, tasks=("forecasting",))
+    hidden_fraction: float = setting(0.2, within=INSIDE, tasks=("imputation",))
+    validation_fraction: float = setting(0.1, within=FRACTION, panel=TRAINING)
+    class_weight: str | Mapping[Any, float] | None = setting(
+        None, panel=TRAINING, tasks=("classification",)
+    )
+    label_smoothing: float = setting(
+        0.0, within=FRACTION, panel=TRAINING, tasks=("classification",)
+    )
+    criterion: Criterion = setting("huber", panel=TRAINING, tasks=("regression",))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig(Config):
+    """Everything that decides how a model is trained.
+
+    Attributes:
+        seed: Decides the order of batches and all randomness of training.
+        max_epochs: Passes over the training series, if early stopping does not end them before.
+        batch_size: Series per step, of all processes together.
+        learning_rate: Highest learning rate of AdamW.
+        weight_decay: Weight decay; spectra, norms and biases have none.
+        warmup_fraction: Part of all steps in which the learning rate rises linearly; it then falls
+            as a cosine.
+        gradient_clip: Bound on the norm of the gradient; none for no bound.
+        weight_averaging: Decay of an exponential average of the weights, which is what is validated
+            and returned; from 0, for none, to below 1. It spans about `1 / (1 - decay)` steps.
+        patience: Epochs without a better validation metric after which training stops; none for no
+            early stopping.
+        monitor: Validation metric that decides which epoch is best; `auto` asks the task.
+        restore_best: Return the weights of the best epoch, not those of the last.
+        precision: `32-true`, `bf16-mixed` or `16-mixed`.
+        accelerator: `auto` (a GPU if there is one), `cpu` or `gpu`.
+        devices: Processes on each machine; ignored under `torchrun`, which decides.
+        num_nodes: Number of machines; `torchrun` decides here too.
+        strategy: `auto` (DDP if there are several processes), `ddp` or `fsdp`.
+        num_workers: Processes that prepare batches in the background; 0 for none.
+        verbose: 0 prints nothing, 1 shows a progress bar, 2 prints a line per epoch.
+
+    Example:
+        >>> config = TrainConfig(max_epochs=3)
+        >>> TrainConfig.from_dict(config.to_dict()) == config
+        True
+    """
+
+    panel: ClassVar[str] = TRAINING
+
+    seed: int = setting(0, within=NOT_NEGATIVE, parameter="random_state")
+    max_epochs: int = setting(15, within=POSITIVE_COUNT, short="--epochs", is_automatic=True)
+    batch_size: int = setting(64, within=POSITIVE_COUNT, is_automatic=True)
+    learning_rate: float = setting(2e-3, within=POSITIVE)
+    weight_decay: float = setting(0.02, within=NOT_NEGATIVE)
+    warmup_fraction: float = setting(0.1, within=FRACTION)
+    gradient_clip: float | None = setting(1.0, within=POSITIVE)
+    weight_averaging: float = setting(0.0, within=FRACTION)
+    patience: int | None = setting(5, within=POSITIVE_COUNT, is_automatic=True)
+    monitor: str = setting("auto")
+    restore_best: bool = setting(True, panel="")
+    precision: Precision = setting("32-true", panel=PROCESSES)
+    accelerator: Accelerator = setting("auto", panel=PROCESSES, is_free=True)
+    devices: int = setting(1, within=POSITIVE_COUNT, panel=PROCESSES, is_free=True)
+    num_nodes: int = setting(1, within=POSITIVE_COUNT, panel=PROCESSES, is_free=True)
+    strategy: Strategy = setting("auto", panel=PROCESSES, is_free=True)
+    num_workers: int = setting(0, within=NOT_NEGATIVE, panel=PROCESSES, is_free=True)
+    verbose: int = setting(0, within=NOT_NEGATIVE, panel="", is_free=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig(Config):
+    """What to train, and on which columns of a table; as the command line has it.
+
+    Names are those of flags and files. `Setting.python_name` is the parameter of
+    `osciformer.data.Layout` that a setting stands for.
+
+    Attributes:
+        task: What to train: classification, regression, forecasting, imputation or events.
+        table: The table to train on.
+        id: Column that says which series a row belongs to.
+        time: Column of times.
+        target: Column to predict, constant within a series (several, with commas, for regression).
+            For forecasting and imputation: features to predict, all if not given.
+        features: Feature columns, or variables; all if not given.
+        static: Columns (or variables) with one value per series; --labels may hold them, too.
+        variable: Column of names, for tables of (id, time, variable, value).
+        value: Column of values, for such tables.
+        type: Column of the types of events: text, or integers from 0; none if all are of one type.
+        num_types: Number of types that are integers, if the table lacks some that others have.
+        start: Column that says where observation of a sequence began.
+        end: Column that says where it ended.
+        time_unit: Name of the unit of times that are numbers.
+        labels: Another table, a row per series, with the target.
+        labels_id: Its column of ids, if not called as in the table.
+        validation: Table for early stopping, in place of a part of the table.
+        stream: Read Parquet from disk in each epoch; large files always are.
+        unit: Unit of dates: ns, us, ms, s, min, h or d.
+        origin: Where time 0 is: auto, series or absolute.
+        time_format: How to read times that are text: iso, or as of strptime.
+        duplicates: Values at equal times: error, mean, last or keep. Events at equal times: keep or
+            error.
+        empty: Series without values: error, drop or keep.
+    """
+
+    panel: ClassVar[str] = TABLE
+
+    task: TaskName | None = setting(None)
+    table: str | None = setting(None, is_free=True)
+    id: str | None = setting(None)
+    time: str | None = setting(None)
+    target: tuple[str, ...] | None = setting(None, parameter="label", tasks=VALUE_TASKS)
+    features: tuple[str, ...] | None = setting(None, parameter="values", tasks=VALUE_TASKS)
+    static: tuple[str, ...] | None = setting(None, tasks=VALUE_TASKS)
+    variable: str | None = setting(None, tasks=VALUE_TASKS)
+    value: str | None = setting(None, tasks=VALUE_TASKS)
+    type: str | None = setting(None, tasks=EVENT_TASKS)
+    num_types: int | None = setting(None, tasks=EVENT_TASKS)
+    start: str | None = setting(None, tasks=EVENT_TASKS)
+    end: str | None = setting(None, tasks=EVENT_TASKS)
+    time_unit: str | None = setting(None, tasks=EVENT_TASKS)
+    labels: str | None = setting(None, tasks=VALUE_TASKS, is_free=True)
+    labels_id: str | None = setting(None, tasks=VALUE_TASKS)
+    validation: str | None = setting(None, is_free=True)
+    stream: bool | None = setting(None, tasks=VALUE_TASKS)
+    unit: str = setting("s")
+    origin: str = setting("auto")
+    time_format: str | None = setting(None)
+    duplicates: str | None = setting(None)
+    empty: str = setting("error", tasks=VALUE_TASKS)
+
+
+_LENGTH: Mapping[str, Any] = {"max_epochs": "auto", "batch_size": "auto", "patience": "auto"}
+_SERIES_DEFAULTS: Mapping[str, Any] = {
+    **_LENGTH,
+    "statistics": get_args(Statistic),
+    "scaling": "asinh",
+    "learning_rate": 1e-3,
+    "weight_averaging": 0.99,
+}
+_QUERY_DEFAULTS: Mapping[str, Any] = {**_LENGTH, "quantiles": (0.05, 0.25, 0.5, 0.75, 0.95)}
+#: Defaults of each task's estimator that are not those of its dataclasses.
+TASK_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    **dict.fromkeys(SERIES_TASKS, _SERIES_DEFAULTS),
+    **dict.fromkeys(QUERY_TASKS, _QUERY_DEFAULTS),
+    **dict.fromkeys(EVENT_TASKS, _LENGTH),
+}
+#: Options of the backbone `osciformer` in classification and regression, unless they or a preset
+#: are given. If a series as a whole counts, values at the end of a gap tell a frequency, which
+#: averages over the gap hardly keep; and frequencies of rare short gaps are of no use.
+SERIES_BACKBONE_DEFAULTS: Mapping[str, Any] = {"value": "point", "omega_range": "typical"}
+
+_MODELS: Mapping[str, type[Config]] = {
+    **dict.fromkeys(SERIES_TASKS, SeriesModelConfig),
+    **dict.fromkeys(QUERY_TASKS, QueryModelConfig),
+    **dict.fromkeys(EVENT_TASKS, EventModelConfig),
+}
+#: Settings that estimators take as keywords; the others go into `model_options` (panel Model) or
+#: `train_options` (panels Training and Processes).
+KEYWORDS = frozenset(
+    {"dim", "num_layers", "num_heads", "dropout", "head", "blend_with", "quantiles", "horizon"}
+    | {"covariates", "known_covariates", "hidden_fraction", "class_weight", "criterion"}
+    | {"learning_rate", "max_epochs", "batch_size", "validation_fraction", "random_state"}
+    | {"accelerator"}
+)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Something that a user can set, in an estimator, in a file or by a flag.
+
+    Attributes:
+        name: Key in a YAML file; the flag has hyphens in place of underscores.
+        kind: What its value is: one of `Kind`.
+        help: What it means.
+        defaults: What holds if it is not given, by task, for each task that it belongs to.
+        choices: Allowed words, if they are limited.
+        within: Allowed numbers, if they are limited.
+        is_optional: Whether None (`none`) is allowed.
+        is_automatic: Whether `auto` is allowed where a number is wanted.
+        is_free: Whether a continued run may change it.
+        parameter: Name in Python, if it is another one.
+        short: A further flag, or an empty text.
+        panel: Where `--help` shows it: one of `PANELS`.
+    """
+
+    name: str
+    kind: Kind
+    help: str
+    defaults: Mapping[str, Any]
+    choices: tuple[str, ...] = ()
+    within: Range | None = None
+    is_optional: bool = False
+    is_automatic: bool = False
+    is_free: bool = False
+    parameter: str = ""
+    short: str = ""
+    panel: str = ""
+
+    @property
+    def flag(self) -> str:
+        """The flag."""
+        return f"--{self.name.replace('_', '-')}"
+
+    @property
+    def python_name(self) -> str:
+        """The name in the estimators, or in `Layout`."""
+        return self.parameter or self.name
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """The tasks that it belongs to."""
+        return tuple(self.defaults)
+
+    @property
+    def default(self) -> Any:
+        """The default of the first of its tasks; see `defaults` for the others."""
+        return next(iter(self.defaults.values()))
+
+    @property
+    def default_text(self) -> str:
+        """The default in words, with those of other tasks; empty if it is None.
+
+        Example:
+            >>> find_setting("dim").default_text
+            '32; 64 for forecasting, imputation, events'
+        """
+
+        def word(value: Any) -> str:
+            return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+        others: dict[str, list[str]] = {}
+        for task, value in self.defaults.items():
+            if value != self.default:
+                others.setdefault(word(value), []).append(task)
+        first = [] if self.default in (None, ()) else [word(self.default)]
+        return "; ".join(first + [f"{v} for {', '.join(tasks)}" for v, tasks in others.items()])
+
+    @property
+    def group(self) -> str:
+        """The parameter of an estimator that holds it: `model_options`, or empty for its own."""
+        if self.python_name in KEYWORDS or self.panel == TABLE:
+            return ""
+        return "model_options" if self.panel == MODEL else "train_options"
+
+    @property
+    def wanted(self) -> str:
+        """What values are allowed, in words.
+
+        Example:
+            >>> find_setting("patience").wanted
+            'a whole number, auto, or none'
+        """
+        none = ", or none" if self.is_optional else ""
+        return f"{_WANTED[self.kind]}{', auto' if self.is_automatic else ''}{none}"
+
+    def check(self, value: Any) -> Any:
+        """Return a value of the setting's kind, lists as tuples.
+
+        Raises:
+            ValueError: If it is of another kind, or not an allowed one.
+        """
+        if self.is_automatic and value == "auto":
+            return value
+        kind = _Type(self.kind, self.choices, self.is_optional)
+        return _check_value(self.name, value, kind, self.within)
+
+
+def settings(task: str | None = None) -> list[Setting]:
+    """Return all that can be set for a task, or for any task, in the order of `--help`.
+
+    Example:
+        >>> [item.name for item in settings("events") if item.panel == "Model"][:3]
+        ['dim', 'num_layers', 'num_heads']
+        >>> len(settings()) > len(settings("events"))
+        True
+    """
+    if task is not None:
+        check_choice("task", task, TASKS)
+        return [item for item in settings() if task in item.tasks]
+    if not _SETTINGS:
+        found: dict[str, Setting] = {}
+        for name in TASKS:
+            for cls in (DataConfig, _MODELS[name], EstimatorConfig, TrainConfig):
+                _add_settings(found, cls, name)
+        _SETTINGS.extend(sorted(found.values(), key=lambda item: PANELS.index(item.panel)))
+    return list(_SETTINGS)
+
+
+_SETTINGS: list[Setting] = []
+
+
+def _add_settings(found: dict[str, Setting], cls: type[Config], task: str) -> None:
+    for item in fields(cls):
+        facts = dict(item.metadata)
+        panel = cls.panel if facts["panel"] is None else facts["panel"]
+        if item.default is MISSING or not panel or task not in facts.pop("tasks"):
+            continue
+        facts |= {"panel": panel, "help": _help_of(cls, item.name)}
+        default = TASK_DEFAULTS[task].get(item.name, item.default)
+        before = found.get(item.name)
+        if before is not None:
+            merged = {**before.defaults, task: default}
+            found[item.name] = dataclasses.replace(before, defaults=merged)
+            continue
+        kind, choices, is_optional = _types_of(cls)[item.name]
+        assert kind is not None
+        found[item.name] = Setting(
+            name=item.name,
+            kind=kind,
+            choices=choices,
+            is_optional=is_optional,
+            defaults={task: default},
+            **facts,
+        )
+
+
+def _help_of(cls: type[Config], name: str) -> str:
+    """Return what the docstring of a class, or of one that it extends, says about a field."""
+    for base in cls.__mro__:
+        _, _, listed = inspect.cleandoc(base.__doc__ or "").partition("Attributes:\n")
+        found = re.search(rf"^    {name}: (.+(?:\n        .+)*)", listed, re.MULTILINE)
+        if found:
+            return " ".join(found.group(1).replace("`", "").split())
+    return ""
+
+
+def find_setting(name: str) -> Setting:
+    """Return a setting by its name in files; an unknown one is an error with near matches."""
+    known = {item.name: item for item in settings()}
+    refuse_unknown("setting", [name], known)
+    return known[name]
+
+
+def estimator_settings(task: str) -> dict[str, Setting]:
+    """Return the settings of a task's estimator by their names in Python, columns left out.
+
+    Example:
+        >>> estimator_settings("forecasting")["random_state"].name
+        'seed'
+    """
+    return {item.python_name: item for item in settings(task) if item.panel != TABLE}
+
+
+def estimator_defaults(task: str) -> dict[str, Any]:
+    """Return the default of each setting of a task's estimator, by its name in Python.
+
+    Example:
+        >>> estimator_defaults("classification")["dim"], estimator_defaults("events")["dim"]
+        (32, 64)
+    """
+    return {name: item.defaults[task] for name, item in estimator_settings(task).items()}
+
+
+def estimator_arguments(task: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arguments of a task's estimator, each where it belongs.
+
+    Args:
+        task: The task.
+        given: Settings by their names in files or in Python; those of the table are left out.
+
+    Example:
+        >>> estimator_arguments("classification", {"dim": 8, "seed": 1, "weight_decay": 0.1})
+        {'dim': 8, 'random_state': 1, 'train_options': {'weight_decay': 0.1}}
+    """
+    by_name = {item.name: item for item in settings(task)}
+    by_name |= estimator_settings(task)
+    found: dict[str, Any] = {}
+    refuse_unknown("setting", given, by_name)
+    for name, value in given.items():
+        item = by_name[name]
+        if item.panel == TABLE:
+            continue
+        place = found.setdefault(item.group, {}) if item.group else found
+        place[item.python_name] = value
+    return found
+
+
+def refuse_unknown(what: str, given: Iterable[str], allowed: Iterable[str]) -> None:
+    """Refuse names that are not allowed, with near matches."""
+    allowed = list(allowed)
+    for name in sorted(set(given) - set(allowed)):
+        hint = did_you_mean(name, allowed) or f"allowed: {', '.join(allowed)}"
+        raise ValueError(f"unknown {what} {name!r}; {hint}")
+
+
+def is_removed(name: str) -> bool:
+    """Return whether earlier versions had a setting that this one lacks."""
+    return name in _REMOVED
+
+
+def without_removed(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings without those that were removed; one that was in use is an error.
+
+    Example:
+        >>> without_removed({"dim": 8, "foresight": 0.0})
+        {'dim': 8}
+    """
+    for name, off in _REMOVED.items():
+        if settings.get(name, off) not in (off, None):
+            raise ValueError(
+                f"{name}={settings[name]!r} is a setting that this version of osciformer does not "
+                f"have; train the model again without {name}, or install osciformer 0.1.0, which "
+                "knows it"
+            )
+    return {name: value for name, value in settings.items() if name not in _REMOVED}
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return, in words, which settings have another value; those that one side lacks are left out.
+
+    Example:
+        >>> differences({"dropout": 0.3, "dim": 8}, {"dropout": 0.1, "dim": 8, "skip": True})
+        ['dropout was 0.3, is 0.1']
+    """
+    return [
+        f"{name} was {before[name]!r}, is {value!r}"
+        for name, value in now.items()
+        if name in before and before[name] != value
+    ]
+
+
+def plain(value: Any) -> Any:
+    """Return a value as JSON has it: lists in place of tuples, plain numbers, text for paths.
+
+    Example:
+        >>> plain({"sizes": (1, 2), 3: None})
+        {'sizes': [1, 2], '3': None}
+    """
+    if hasattr(value, "to_dict"):
+        return plain(value.to_dict())
+    if hasattr(value, "__fspath__"):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {str(name): plain(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return value.item() if hasattr(value, "item") else value
+
+
+def tuples(value: Any) -> Any:
+    """Return tuples in place of lists, which JSON has."""
+    return tuple(tuples(item) for item in value) if isinstance(value, list | tuple) else value

@@ -1,0 +1,3 @@
+"""Deprecated: the baselines are in `osciformer.baselines`."""
+
+from osciformer.models.baselines import __getattr__ as __getattr__

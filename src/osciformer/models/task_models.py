@@ -1,0 +1,374 @@
+"""Models of the tasks on series: one output per series, or quantiles at any time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, Self
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from osciformer._types import Bool, Float, Tensor
+from osciformer.config import QueryModelConfig, SeriesModelConfig, TaskConfig
+from osciformer.models.backbones import Backbone, make_backbone
+from osciformer.models.forward_fill import (
+    AgeScale,
+    BaselinePrediction,
+    baseline_prediction,
+    forward_fill,
+)
+from osciformer.nn.encoder import last_state, mean_state, with_indicators
+from osciformer.nn.timeline import check_reads, check_tokens
+from osciformer.ops.padding import clean_times
+
+# The statistic `age` of what was never measured: e^8 typical gaps old.
+_AGE_OF_UNKNOWN = 2.0
+# Two gates and a shift of each feature; its spreads come after them.
+_NUM_MOVES = 3
+# The first spread of an untrained model, in standard deviations of a scaled feature.
+_FIRST_SPREAD = 0.5
+# Standard deviation of the last map's first weights: an untrained model predicts its baseline.
+_FIRST_WEIGHTS = 1e-3
+
+
+class SeriesBatch(Protocol):
+    """Padded series, True in a mask means present, NaN is a missing value."""
+
+    @property
+    def times(self) -> Float[Tensor, "B N"]:
+        """Observation times, not decreasing among the present ones of a series."""
+
+    @property
+    def values(self) -> Float[Tensor, "B N F"]:
+        """Scaled values; NaN is a missing one."""
+
+    @property
+    def mask(self) -> Bool[Tensor, "B N"]:
+        """True where there is an observation."""
+
+    @property
+    def static(self) -> Float[Tensor, "B S"] | None:
+        """Static features; NaN is a missing one."""
+
+
+class QueryBatch(SeriesBatch, Protocol):
+    """Padded series and the times at which something is asked."""
+
+    @property
+    def query_times(self) -> Float[Tensor, "B M"] | None:
+        """Query times, in any order."""
+
+    @property
+    def query_mask(self) -> Bool[Tensor, "B M"] | None:
+        """True where there is a query."""
+
+
+class SeriesInputs(nn.Module):
+    """Columns for a backbone: values and, with forward fill, last known values and their ages."""
+
+    def __init__(self, config: TaskConfig) -> None:
+        super().__init__()
+        self.input_dim, self.static_dim = config.input_dim, config.static_dim
+        self.carry, self.observation_dropout = config.carry, config.observation_dropout
+        self.age_scale = AgeScale()
+
+    @property
+    def num_columns(self) -> int:
+        """Number of columns."""
+        return self.input_dim * (3 if self.carry else 1)
+
+    def rows(self, batch: SeriesBatch) -> tuple[Tensor, Tensor, Tensor]:
+        """Return values, times and mask of a batch; some values are hidden (NaN) in training.
+
+        A batch of width 0 gets one absent row, so that nothing after this meets an empty axis.
+        """
+        values, times, mask = batch.values, batch.times, batch.mask
+        check_tokens(values, times, mask, name="values", dim=self.input_dim)
+        if values.shape[1] == 0:
+            values, times, mask = (
+                functional.pad(x, (0, 0) * (x.ndim - 2) + (0, 1)) for x in (values, times, mask)
+            )
+        values = values.masked_fill(~mask[..., None], torch.nan)
+        if self.training and self.observation_dropout:
+            is_hidden = torch.rand_like(values) < self.observation_dropout
+            values = values.masked_fill(is_hidden, torch.nan)
+        return values, times, mask
+
+    def static(self, batch: SeriesBatch) -> Float[Tensor, "B S"] | None:
+        """Return the static features; all missing if the model has some and the batch none."""
+        if batch.static is None and self.static_dim:
+            return batch.values.new_full((len(batch.values), self.static_dim), torch.nan)
+        got = 0 if batch.static is None else batch.static.shape[-1]
+        if got != self.static_dim:
+            raise ValueError(f"static must be [B, {self.static_dim}] as configured; got [B, {got}]")
+        return batch.static if self.static_dim else None
+
+    def forward(
+        self, values: Float[Tensor, "B N F"], times: Float[Tensor, "B N"], mask: Tensor
+    ) -> Float[Tensor, "B N G"]:
+        """Return the columns; NaN is a missing one."""
+        if not self.carry:
+            return values
+        last, age = forward_fill(values, times, mask)
+        return torch.cat((values, last, self.age_scale(age)), dim=-1)
+
+
+class TaskModel(nn.Module):
+    """A model with columns as inputs and a backbone that encodes them.
+
+    Attributes:
+        inputs: From values, last known values and ages to columns.
+        backbone: From columns to states.
+    """
+
+    def __init__(self, config: TaskConfig, **options: Any) -> None:
+        super().__init__()
+        self.inputs = SeriesInputs(config)
+        self.backbone: Backbone = make_backbone(config, self.inputs.num_columns, **options)
+
+    def fit_time_scale(
+        self,
+        times: Float[Tensor, "B N"],
+        mask: Bool[Tensor, "B N"] | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Self:
+        """Set the unit of time, the unit of ages, and frequencies that come from the data.
+
+        Args:
+            times: Times of the training set, or of a fair sample. If no series has two distinct
+                times, nothing is changed.
+            mask: True where an observation is present.
+            generator: Source of randomness of the spectra.
+
+        Returns:
+            This model.
+        """
+        self.inputs.age_scale.fit(times, mask)
+        self.backbone.fit_time_scale(times, mask, generator)
+        return self
+
+
+class SeriesModel(TaskModel):
+    """Class logits or real outputs of whole series.
+
+    Values, last known values and their ages become tokens, a backbone encodes them, their states
+    are pooled, and a small network maps the pooled states, the static features and, if asked for,
+    statistics of the series to the outputs. Values and static features should be scaled to zero
+    mean. Call `fit_time_scale` once with the training times, before the optimizer is built.
+
+    Args:
+        config: The configuration.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> times = 48 * torch.rand(4, 20).sort().values
+        >>> mask = torch.ones(4, 20, dtype=torch.bool)
+        >>> model = SeriesModel(SeriesModelConfig(input_dim=3, output_dim=2))
+        >>> series = dict(times=times, values=torch.randn(4, 20, 3), mask=mask, static=None)
+        >>> batch = SimpleNamespace(**series)
+        >>> model.fit_time_scale(times, mask)(batch).shape
+        torch.Size([4, 2])
+    """
+
+    def __init__(self, config: SeriesModelConfig) -> None:
+        super().__init__(config)
+        self.config = config
+        width = config.dim * len(config.pool) + 2 * config.static_dim
+        width += len(config.statistics) * config.input_dim if config.skip else 0
+        self.head = nn.Sequential(
+            nn.Dropout(config.dropout),
+            nn.Linear(width, config.dim),
+            nn.GELU(),
+            nn.Dropout(config.dropout),
+            nn.Linear(config.dim, config.output_dim),
+        )
+
+    def forward(self, batch: SeriesBatch) -> Float[Tensor, "B O"]:
+        """Return the outputs; a series without observations has only its static features."""
+        values, times, mask = self.inputs.rows(batch)
+        static = self.inputs.static(batch)
+        states = self.backbone.encode(self.inputs(values, times, mask), times, mask, static).states
+        features = [pool_states(states, mask, self.config.pool)]
+        if static is not None:
+            features.append(with_indicators(static).to(states.dtype))
+        if self.config.skip:
+            statistics = summarise_series(
+                values, times, mask, self.config.statistics, self.inputs.age_scale
+            )
+            features.append(statistics.to(states.dtype))
+        outputs: Tensor = self.head(torch.cat(features, dim=-1))
+        return outputs
+
+
+def pool_states(states: Tensor, mask: Tensor, kinds: Sequence[str]) -> Tensor:
+    """Return the pooled states of the present rows, one kind of `last, mean, max` after the other.
+
+    For a series without any row they are zeros.
+    """
+
+    def largest() -> Tensor:
+        found = states.masked_fill(~mask[..., None], -torch.inf).amax(dim=1)
+        return found.masked_fill(~mask.any(dim=1, keepdim=True), 0.0)
+
+    makers: dict[str, Callable[[], Tensor]] = {
+        "last": lambda: last_state(states, mask),
+        "mean": lambda: mean_state(states, mask),
+        "max": largest,
+    }
+    return torch.cat([makers[kind]() for kind in kinds], dim=-1)
+
+
+def summarise_series(
+    values: Tensor, times: Tensor, mask: Tensor, kinds: Sequence[str], age_scale: AgeScale
+) -> Tensor:
+    """Return statistics of each feature over the measured values of a series, P = F per kind.
+
+    They are `last`, `first`, `mean`, `min` and `max` of the values; `rise`, last minus first;
+    `std`, the standard deviation (of n, not n - 1); `count`, log(1 + n) / 3, about 1 for twenty
+    values; and `age`, a quarter of the scaled time from the last measurement to the last row.
+    Of a feature that was never measured they are zero, but for the age, which is 2: as of one that
+    was last measured very long ago.
+
+    Example:
+        >>> values = torch.tensor([[[1.0], [float("nan")], [4.0], [float("nan")]]])
+        >>> rows = torch.arange(4.0)[None], torch.ones(1, 4, dtype=torch.bool)
+        >>> summarise_series(values, *rows, ("last", "mean", "rise", "std", "count"), AgeScale())
+        tensor([[4.0000, 2.5000, 3.0000, 1.5000, 0.3662]])
+        >>> summarise_series(values, *rows, ("age",), AgeScale())  # log(1 + 1) / 4
+        tensor([[0.1733]])
+    """
+    measured = ~values.isnan() & mask[..., None]
+    count = measured.sum(dim=1)
+    last, age = (known[:, -1] for known in forward_fill(values, times, mask))
+    first = values.gather(1, measured.to(torch.uint8).argmax(dim=1, keepdim=True))[:, 0]
+    mean = torch.where(measured, values, 0.0).sum(dim=1) / count.clamp(min=1)
+
+    def deviation() -> Tensor:
+        apart = torch.where(measured, values - mean[:, None], 0.0)
+        variance = apart.square().sum(dim=1) / count.clamp(min=1)
+        # The square root has an infinite slope at 0, and infinity times 0 would be NaN.
+        return torch.where(variance > 0, variance, 1.0).sqrt().masked_fill(variance == 0, 0.0)
+
+    makers: dict[str, Callable[[], Tensor]] = {
+        "last": lambda: last,
+        "mean": lambda: mean,
+        "min": lambda: torch.where(measured, values, torch.inf).amin(dim=1),
+        "max": lambda: torch.where(measured, values, -torch.inf).amax(dim=1),
+        "rise": lambda: last - first,
+        "count": lambda: count.to(values.dtype).log1p() / 3.0,
+        "std": deviation,
+        "age": lambda: age_scale(age) / 4.0,
+        "first": lambda: first,
+    }
+    unknown = {"age": _AGE_OF_UNKNOWN}
+    return torch.cat(
+        [torch.where(count > 0, makers[kind](), unknown.get(kind, 0.0)) for kind in kinds], dim=-1
+    )
+
+
+class QueryModel(TaskModel):
+    r"""Quantiles of every feature at any time, as corrections of a baseline prediction.
+
+    A backbone encodes the series and is read at the query times. From a read and from all that is
+    known at its time (see `baseline_prediction`) a network gives, per feature, two gates, a shift
+    and the distances between the quantiles:
+
+    $$\mathrm{median} = \mathrm{base} + \tanh(g_1)\,(\mathrm{level} - \mathrm{base})
+    - \tanh(g_2)\,\mathrm{base} + \mathrm{shift}$$
+
+    The base is the last known value (`causal`) or the linear interpolation (`bidirectional`), the
+    level is the mean of the series, and zero is the mean of all series, since values are scaled.
+    Each gate also has a slope in the time to the nearest known value. An untrained model predicts
+    the base. Other quantiles are the median plus or minus sums of positive steps, so they never
+    cross.
+
+    Call `fit_time_scale` once with the training times, before the optimizer is built.
+
+    Args:
+        config: The configuration.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> times = 48 * torch.rand(4, 20).sort().values
+        >>> mask = torch.ones(4, 20, dtype=torch.bool)
+        >>> series = dict(times=times, values=torch.randn(4, 20, 3), mask=mask, static=None)
+        >>> batch = SimpleNamespace(**series, query_times=torch.full((4, 5), 50.0), query_mask=None)
+        >>> model = QueryModel(QueryModelConfig(input_dim=3)).fit_time_scale(times, mask)
+        >>> model(batch).shape
+        torch.Size([4, 5, 3, 3])
+    """
+
+    def __init__(self, config: QueryModelConfig) -> None:
+        super().__init__(config, direction=config.direction)
+        self.config = config
+        if not self.backbone.can_read:
+            raise ValueError(
+                f"{config.backbone} cannot be read at other times; choose another backbone"
+            )
+        known = BaselinePrediction.num_columns(config.input_dim, config.direction)
+        width = config.dim + known + 2 * config.static_dim
+        per_feature = _NUM_MOVES + len(config.quantiles) - 1
+        last = nn.Linear(2 * config.dim, config.input_dim * per_feature)
+        self.head = nn.Sequential(
+            nn.Linear(width, 2 * config.dim),
+            nn.GELU(),
+            nn.Dropout(config.dropout),
+            last,
+        )
+        # Both gates and the spreads depend on the distance to the nearest known value.
+        self.distance_slopes = nn.Parameter(torch.zeros(3, config.input_dim))
+        nn.init.normal_(last.weight, std=_FIRST_WEIGHTS)
+        # Distances between the quantiles of a normal distribution.
+        levels = torch.tensor(config.quantiles, dtype=torch.float64)
+        spreads = (_FIRST_SPREAD * torch.special.ndtri(levels).diff()).float()
+        bias = torch.cat((torch.zeros(_NUM_MOVES), spreads.expm1().log()))  # inverse of softplus
+        with torch.no_grad():
+            last.bias.copy_(bias.repeat(config.input_dim))
+        self._middle = min(
+            range(len(config.quantiles)), key=lambda n: abs(config.quantiles[n] - 0.5)
+        )
+
+    def forward(self, batch: QueryBatch) -> Float[Tensor, "B M F Q"]:
+        """Return the quantiles of each feature at `batch.query_times`, not decreasing in Q.
+
+        Where `batch.query_mask` is False the result means nothing.
+        """
+        if batch.query_times is None:
+            raise ValueError("batch.query_times must be given: the times at which values are asked")
+        check_reads(batch.query_times, None, batch=len(batch.values), dim=self.config.dim)
+        query_times = clean_times(batch.query_times, batch.query_mask)
+        values, times, mask = self.inputs.rows(batch)
+        static = self.inputs.static(batch)
+        columns = self.inputs(values, times, mask)
+        reads = self.backbone.read_series(columns, times, mask, static, query_times)
+        baseline = baseline_prediction(
+            values,
+            times,
+            query_times,
+            mask,
+            direction=self.config.direction,
+            age_scale=self.inputs.age_scale,
+        )
+        features = [reads, baseline.columns.to(reads.dtype)]
+        if static is not None:
+            fixed = with_indicators(static).to(reads.dtype)
+            features.append(fixed[:, None].expand(-1, reads.shape[1], -1))
+        return self._quantiles(self.head(torch.cat(features, dim=-1)), baseline)
+
+    def _quantiles(self, raw: Float[Tensor, "B M P"], baseline: BaselinePrediction) -> Tensor:
+        """Return the quantiles `[B, M, F, Q]` from the head's outputs."""
+        raw = raw.to(torch.promote_types(raw.dtype, torch.float32))
+        raw = raw.unflatten(-1, (self.config.input_dim, -1))  # [B, M, F, 3 + Q - 1]
+        slopes = baseline.distance[..., None] * self.distance_slopes.T  # [B, M, F, 3]
+        gates = torch.tanh(raw[..., :2] + slopes[..., :2])
+        median = (
+            baseline.base
+            + gates[..., 0] * (baseline.level - baseline.base)
+            - gates[..., 1] * baseline.base
+            + raw[..., 2]
+        )[..., None]
+        steps = functional.softplus(raw[..., _NUM_MOVES:] + slopes[..., 2:])
+        below, above = steps[..., : self._middle], steps[..., self._middle :]
+        below = below.flip(-1).cumsum(dim=-1).flip(-1)
+        return torch.cat((median - below, median, median + above.cumsum(dim=-1)), dim=-1)

@@ -1,0 +1,298 @@
+"""What happens around the epochs: history, early stopping, averages, reports and files."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.optim.swa_utils import get_ema_multi_avg_fn
+
+from osciformer._optional import need
+from osciformer._types import Tensor
+from osciformer.config import TrainConfig
+from osciformer.train.module import TrainingModule
+from osciformer.train.run_folder import CHECKPOINT, CONFIG_KEY, HISTORY, SETUP_KEY, write_history
+from osciformer.train.tasks import HIGHER_IS_BETTER
+
+if TYPE_CHECKING:
+    import pytorch_lightning as pl
+else:
+    pl = need("pytorch_lightning", extra="train")
+
+# At step s the decay of the average is at most s / (s + AVERAGE_WARMUP), so that the weights before
+# training, which have learned nothing, are soon forgotten.
+AVERAGE_WARMUP = 4
+
+
+class Journal(pl.Callback):
+    """A row per epoch, the weights of the best one, and early stopping; kept in the checkpoint.
+
+    Without validation `monitor` is None. `weights`, those of the best epoch or of the last one, are
+    set at the end of training.
+    """
+
+    state_key = "osciformer.journal"  # type: ignore[assignment]
+
+    def __init__(self, monitor: str | None, patience: int | None, restore_best: bool) -> None:
+        self.monitor, self.patience, self.restore_best = monitor, patience, restore_best
+        self.history: list[dict[str, float]] = []
+        self.best_epoch = -1
+        self.waited = 0
+        self.best_value = math.nan
+        self.best_weights: dict[str, Tensor] | None = None
+        self.weights: dict[str, Tensor] | None = None
+        self.stopped_early = False
+        self.interrupted: BaseException | None = None
+        self._started = time.perf_counter()
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Start the clock."""
+        self._started = time.perf_counter()
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Write a row, and see whether this epoch is the best so far."""
+        assert isinstance(pl_module, TrainingModule)
+        # Lightning calls callbacks before the module's own hook of this name.
+        pl_module.finish_epoch()
+        now = time.perf_counter()
+        row = {
+            "epoch": float(trainer.current_epoch),
+            "learning_rate": float(trainer.optimizers[0].param_groups[0]["lr"]),
+            "seconds": now - self._started,
+            "train_loss": pl_module.train_loss,
+            **{f"val_{name}": value for name, value in pl_module.metrics.items()},
+        }
+        self.history.append(row)
+        self._started = now
+        if self.monitor is None:
+            return
+        self.waited += 1
+        if self._is_better(pl_module.metrics[self.monitor]):
+            self.waited, self.best_epoch = 0, len(self.history) - 1
+            self.best_value = pl_module.metrics[self.monitor]
+            if self.restore_best:
+                self.best_weights = current_weights(trainer)
+        if self.patience is not None and self.waited >= self.patience:
+            trainer.should_stop = self.stopped_early = True
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Settle which weights are the result."""
+        self.weights = self.best_weights or current_weights(trainer)
+
+    def on_exception(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
+    ) -> None:
+        """Remember what ended training, and keep the best weights so far."""
+        self.interrupted, self.weights = exception, self.best_weights
+
+    def _is_better(self, value: float) -> bool:
+        if math.isnan(value) or math.isnan(self.best_value):
+            return math.isnan(self.best_value) and (self.best_epoch < 0 or not math.isnan(value))
+        if self.monitor in HIGHER_IS_BETTER:
+            return value > self.best_value
+        return value < self.best_value
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a continued run needs."""
+        names = ("history", "best_epoch", "waited", "best_value", "best_weights")
+        return {name: getattr(self, name) for name in names}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on where a run stopped."""
+        # Older checkpoints lack it: patience counted from the epoch that is kept.
+        self.waited = len(state_dict["history"]) - 1 - state_dict["best_epoch"]
+        for name in self.state_dict().keys() & state_dict.keys():
+            setattr(self, name, state_dict[name])
+
+
+def current_weights(trainer: pl.Trainer) -> dict[str, Tensor]:
+    """Return a copy of the model's weights on the CPU; with FSDP, on the first process only."""
+    weights = trainer.strategy.lightning_module_state_dict()
+    return {
+        name.removeprefix("model."): tensor.detach().to("cpu", copy=True)
+        for name, tensor in weights.items()
+    }
+
+
+class WeightAverage(pl.Callback):
+    """An exponential average of the parameters, which the model has between epochs.
+
+    From the last step of an epoch, through validation and what other callbacks do then, to the
+    start of the next one the parameters are the averages, and those that training goes on with are
+    set aside. So the weights in a checkpoint are the averages, and those set aside are this
+    callback's part of it. Buffers are left as they are; with FSDP each process averages its pieces,
+    which Lightning's own callback cannot. It must come before the callbacks that read weights at
+    the end of an epoch.
+    """
+
+    state_key = "osciformer.average"  # type: ignore[assignment]
+
+    def __init__(self, decay: float) -> None:
+        self.decay = decay
+        self._average: list[Tensor] = []
+        self._set_aside: dict[str, Tensor] | None = None
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Start with the weights that there are; in a continued run they are the averages."""
+        self._average = [piece.detach().clone() for piece in pl_module.parameters()]
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Take up again the weights that were set aside."""
+        if self._set_aside is None:
+            return
+        # First of all, so that Ctrl-C in between has the average put back.
+        weights, self._set_aside = self._set_aside, None
+        with torch.no_grad(), _whole_parameters(trainer):
+            for name, parameter in pl_module.named_parameters():
+                parameter.copy_(weights[name])
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any
+    ) -> None:
+        """Move the average towards the weights that the step left."""
+        step = trainer.global_step  # this one included
+        average = get_ema_multi_avg_fn(min(self.decay, step / (step + AVERAGE_WARMUP)))
+        average(self._average, [piece.detach() for piece in pl_module.parameters()], None)
+
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Put the average into the model, and set the weights of training aside."""
+        if self._set_aside is not None:
+            return
+        # Validation is in inference mode; what is set aside should be ordinary tensors.
+        with torch.inference_mode(False), torch.no_grad(), _whole_parameters(trainer):
+            weights = {
+                name: parameter.detach().to("cpu", copy=True)
+                for name, parameter in pl_module.named_parameters()
+            }
+        # After a step FSDP has nothing but the pieces, so that these may be written to directly.
+        self._copy_average(pl_module)
+        self._set_aside = weights
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Put it there without validation, too."""
+        self.on_validation_start(trainer, pl_module)
+
+    def on_exception(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
+    ) -> None:
+        """Leave a model with the average, unless it is in pieces, which is never handed out."""
+        if self._set_aside is None and self._average and not _is_in_pieces(trainer):
+            self._copy_average(pl_module)
+
+    def _copy_average(self, pl_module: pl.LightningModule) -> None:
+        with torch.inference_mode(False), torch.no_grad():
+            for piece, average in zip(pl_module.parameters(), self._average, strict=True):
+                piece.copy_(average)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a continued run needs besides the averages: what was set aside."""
+        return {"set_aside": self._set_aside}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on where a run stopped."""
+        self._set_aside = state_dict["set_aside"]
+
+
+def _is_in_pieces(trainer: pl.Trainer) -> bool:
+    return hasattr(trainer.strategy.model, "summon_full_params")
+
+
+def _whole_parameters(trainer: pl.Trainer) -> AbstractContextManager[Any]:
+    """Let the parameters be whole, and written to; FSDP may still hold those of a forward pass."""
+    model: Any = trainer.strategy.model
+    return model.summon_full_params(model) if _is_in_pieces(trainer) else contextlib.nullcontext()
+
+
+class ProgressReport(pl.Callback):
+    """A progress bar over all steps of a run, or a line per epoch, on standard error.
+
+    The journal, whose last row is shown, must come before this callback.
+    """
+
+    def __init__(self, journal: Journal, is_bar: bool) -> None:
+        self.journal, self.is_bar = journal, is_bar
+        self._bar: Any = None
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Show an empty bar."""
+        if self.is_bar and trainer.is_global_zero:
+            self._bar = need("tqdm", extra="train").tqdm(
+                total=int(trainer.estimated_stepping_batches),
+                initial=trainer.global_step,
+                unit="step",
+                dynamic_ncols=True,
+                desc="training",
+            )
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+        """Move the bar."""
+        if self._bar is not None:
+            self._bar.update()
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Show the metrics of the epoch."""
+        line = describe_epoch(self.journal.history[-1], trainer.max_epochs)
+        if self._bar is not None:
+            self._bar.set_description(line)
+        elif not self.is_bar and trainer.is_global_zero:
+            print(line, file=sys.stderr, flush=True)
+
+    def on_train_end(self, *_: Any) -> None:
+        """Leave the bar as it is."""
+        if self._bar is not None:
+            self._bar.close()
+
+    on_exception = on_train_end  # type: ignore[assignment]
+
+
+def describe_epoch(row: Mapping[str, float], max_epochs: int | None) -> str:
+    """Return an epoch in a line.
+
+    Example:
+        >>> describe_epoch({"epoch": 0.0, "train_loss": 0.5, "val_auroc": 0.75, "seconds": 2.0}, 9)
+        'epoch 1/9 train_loss 0.5000 val_auroc 0.7500'
+    """
+    shown = {k: v for k, v in row.items() if k == "train_loss" or k.startswith("val_")}
+    numbers = " ".join(f"{name} {value:.4f}" for name, value in shown.items())
+    return f"epoch {int(row['epoch']) + 1}/{max_epochs} {numbers}"
+
+
+class RunWriter(pl.Callback):
+    """Writes history and checkpoint after each epoch, each atomically; the journal comes before it.
+
+    The checkpoint also holds the configuration and what `describe_setup` says of model and task, so
+    that a run is not continued with other settings.
+    """
+
+    def __init__(
+        self, folder: Path, journal: Journal, config: TrainConfig, setup: Mapping[str, Any]
+    ) -> None:
+        self.folder, self.journal, self.config, self.described = folder, journal, config, setup
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Write both files."""
+        row = self.journal.history[-1]
+        for logger in trainer.loggers:
+            logger.log_metrics(row, step=int(row["epoch"]))
+        if trainer.is_global_zero:
+            write_history(self.folder / HISTORY, self.journal.history)
+        target = self.folder / CHECKPOINT
+        trainer.save_checkpoint(target.with_suffix(".part"))  # a collective call with FSDP
+        if trainer.is_global_zero:
+            os.replace(target.with_suffix(".part"), target)
+
+    def on_save_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Add the settings."""
+        checkpoint[CONFIG_KEY] = self.config.to_dict()
+        checkpoint[SETUP_KEY] = dict(self.described)
