@@ -32,7 +32,6 @@ import torch
 from shared import describe
 from torch import nn
 
-from osciformer import parameter_groups
 from osciformer._files import write_json
 from osciformer.data import (
     Batch,
@@ -43,6 +42,7 @@ from osciformer.data import (
     from_frame,
 )
 from osciformer.models import SeriesModel, SeriesModelConfig
+from osciformer.nn import parameter_groups
 from osciformer.train import (
     BatchSource,
     Classification,

@@ -43,6 +43,10 @@ nitpick_ignore_regex = [(r"py:.*", r"(?!osciformer\.).*")]
 nitpick_ignore = [
     ("py:class", "osciformer.data.transforms.Array"),
     ("py:class", "osciformer.baselines.gru_d.EncodedDirections"),
+    ("py:class", "osciformer.events.neural.osciformer_encoder._Prepared"),
+    ("py:class", "osciformer.events.scores.QuantileBand"),
+    ("py:class", "osciformer.models.backbones._Class"),
+    ("py:class", "osciformer.ops._checks.DeferredChecks"),
 ]
 
 # READMEs that are shown as pages, so that links between them lead to pages too.

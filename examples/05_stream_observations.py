@@ -19,7 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from osciformer import OnlineSession, OsciFormer, parameter_groups
+from osciformer import OnlineSession, OsciFormer
+from osciformer.nn import parameter_groups
 
 SEED = 0
 HUM = (1.0, 3.0)  # radians per second, before and after

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import tomllib
 from pathlib import Path
@@ -12,18 +13,41 @@ import osciformer
 
 PUBLIC = {
     "Drive",
-    "Encoder",
+    "IrregularSeries",
     "OnlineSession",
     "OsciFormer",
+    "OsciFormerClassifier",
     "OsciFormerConfig",
+    "OsciFormerEventPredictor",
+    "OsciFormerForecaster",
+    "OsciFormerImputer",
+    "OsciFormerRegressor",
     "OscillatorAttention",
-    "SeriesEmbedding",
-    "TimeScale",
     "__version__",
     "choose_backend",
+    "from_frame",
+    "load",
     "oscillator_attention",
-    "parameter_groups",
 }
+API_PAGES = Path(__file__).parents[1] / "docs" / "api"
+MOVED = {"Encoder", "SeriesEmbedding", "TimeScale", "parameter_groups"}
+# Packages that users may import from; `docs/api` describes each.
+PACKAGES = (
+    "baselines",
+    "config",
+    "data",
+    "estimators",
+    "events",
+    "events.neural",
+    "math",
+    "models",
+    "nn",
+    "ops",
+    "saving",
+    "streaming",
+    "testing",
+    "train",
+)
 
 # Parameters and defaults that callers rely on, in order.
 OPERATOR_SIGNATURE = {
@@ -67,6 +91,26 @@ def test_exported_name_exists(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(PUBLIC - {"__version__"}))
 def test_exported_object_has_a_docstring(name: str) -> None:
     assert inspect.getdoc(getattr(osciformer, name))
+
+
+@pytest.mark.parametrize("name", sorted(MOVED))
+def test_moved_name_warns_and_works(name: str) -> None:
+    with pytest.warns(DeprecationWarning, match=f"osciformer.{name} is deprecated.*osciformer.nn"):
+        assert getattr(osciformer, name) is getattr(osciformer.nn, name)
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_public_package_names_its_public_things(package: str) -> None:
+    module = importlib.import_module(f"osciformer.{package}")
+    names = getattr(module, "__all__", None) or [n for n in vars(module) if not n.startswith("_")]
+    assert inspect.getdoc(module)
+    assert names
+    assert not [name for name in names if not hasattr(module, name)]
+
+
+def test_every_public_package_has_a_page() -> None:
+    pages = "".join(path.read_text(encoding="utf-8") for path in API_PAGES.glob("*.md"))
+    assert [name for name in PACKAGES if f"osciformer.{name}" not in pages] == []
 
 
 @pytest.mark.parametrize("name", OPERATOR_SIGNATURE)

@@ -1,12 +1,14 @@
-"""Exact continuous-time attention for irregularly sampled series.
+"""Machine learning for time series with irregular times, on exact continuous-time attention.
 
-Keys and values are damped harmonic oscillators, so attention over real time has a closed form, and
-the closed form factorises: it costs what dot-product attention costs.
+The names below are the front door. The packages `osciformer.data`, `events`, `estimators`, `train`,
+`models`, `nn`, `ops`, `math`, `baselines`, `streaming`, `saving`, `config`, `testing` are public,
+too: what their `__all__` or their page in the documentation names. The rest is internal.
 """
 
 from __future__ import annotations
 
 import importlib
+import warnings
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
@@ -17,46 +19,61 @@ except PackageNotFoundError:  # a source tree that was never installed
 
 __all__ = [
     "Drive",
-    "Encoder",
+    "IrregularSeries",
     "OnlineSession",
     "OsciFormer",
+    "OsciFormerClassifier",
     "OsciFormerConfig",
+    "OsciFormerEventPredictor",
+    "OsciFormerForecaster",
+    "OsciFormerImputer",
+    "OsciFormerRegressor",
     "OscillatorAttention",
-    "SeriesEmbedding",
-    "TimeScale",
     "__version__",
     "choose_backend",
+    "from_frame",
+    "load",
     "oscillator_attention",
-    "parameter_groups",
 ]
 
 if TYPE_CHECKING:
-    from osciformer.models import OsciFormer, OsciFormerConfig
-    from osciformer.nn import (
-        Encoder,
-        OscillatorAttention,
-        SeriesEmbedding,
-        TimeScale,
-        parameter_groups,
+    from osciformer.config import OsciFormerConfig
+    from osciformer.data import IrregularSeries, from_frame
+    from osciformer.estimators import (
+        OsciFormerClassifier,
+        OsciFormerEventPredictor,
+        OsciFormerForecaster,
+        OsciFormerImputer,
+        OsciFormerRegressor,
+        load,
     )
+    from osciformer.models import OsciFormer
+    from osciformer.nn import OscillatorAttention
     from osciformer.ops import Drive, choose_backend, oscillator_attention
     from osciformer.streaming import OnlineSession
 else:
-    # Names are imported when they are first asked for: torch takes a second, which the help and
-    # the error messages of the command line should not wait for.
+    # Names are imported on first use: torch takes a second, which `--help` should not wait for, and
+    # the layer works without the packages that the estimators need.
     _HOMES = {
-        "models": ("OsciFormer", "OsciFormerConfig"),
-        "nn": (
-            "Encoder",
-            "OscillatorAttention",
-            "SeriesEmbedding",
-            "TimeScale",
-            "parameter_groups",
+        "config": ("OsciFormerConfig",),
+        "data": ("IrregularSeries", "from_frame"),
+        "estimators": (
+            "OsciFormerClassifier",
+            "OsciFormerEventPredictor",
+            "OsciFormerForecaster",
+            "OsciFormerImputer",
+            "OsciFormerRegressor",
+            "load",
         ),
+        "models": ("OsciFormer",),
+        "nn": ("OscillatorAttention",),
         "ops": ("Drive", "choose_backend", "oscillator_attention"),
         "streaming": ("OnlineSession",),
+        "events": (),
         "math": (),
     }
+    # Still found here, with a warning: they belong to `osciformer.nn`.
+    _MOVED = ("Encoder", "SeriesEmbedding", "TimeScale", "parameter_groups")
 
     def __getattr__(name: str) -> Any:
         if name in _HOMES:
@@ -66,6 +83,13 @@ else:
                 found = getattr(importlib.import_module(f"osciformer.{home}"), name)
                 globals()[name] = found
                 return found
+        if name in _MOVED:
+            warnings.warn(
+                f"osciformer.{name} is deprecated; import it from osciformer.nn",
+                DeprecationWarning,
+                stacklevel=2,
+            )
+            return getattr(importlib.import_module("osciformer.nn"), name)
         raise AttributeError(f"module 'osciformer' has no attribute {name!r}")
 
     def __dir__() -> list[str]:

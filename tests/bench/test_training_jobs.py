@@ -167,7 +167,7 @@ def test_an_estimator_trains_where_it_is_told_to_and_goes_on(tmp_path):
     chosen = shared.estimator_settings("gru_d", {"task": "x", "seed": 3}, settings)
     assert chosen == {
         "dim": 8,
-        "backbone": "gru_d",
+        "model_options": {"backbone": "gru_d"},
         "random_state": 3,
         "accelerator": "gpu",
         "run_dir": tmp_path / "x-3",

@@ -9,7 +9,9 @@ import os
 import shutil
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
+from email.utils import formatdate
 from pathlib import Path
 from typing import Any
 
@@ -324,6 +326,11 @@ def test_waits_double_and_follow_retry_after(
     server.headers["Retry-After"] = "7"
     fetch(backoff=0.5)
     assert waits == [0.5, 1.0, 2.0, 7.0]
+    target.unlink()
+    server.statuses = [503]
+    server.headers["Retry-After"] = formatdate(time.time() + 40, usegmt=True)
+    fetch(backoff=0.5)
+    assert 30 < waits[-1] <= 40
 
 
 def test_no_network_ends_in_advice(target: Path) -> None:

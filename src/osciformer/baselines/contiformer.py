@@ -240,20 +240,11 @@ class ContiFormerAttention(ProjectedAttention):
         )
 
     def forward(
-        self,
-        x: Float[Tensor, "B N D"],
-        times: Float[Tensor, "B N"],
-        mask: Bool[Tensor, "B N"] | None = None,
-        *,
-        validate: bool = True,
+        self, x: Tensor, times: Tensor, mask: Tensor | None = None, *, validate: bool = True
     ) -> Float[Tensor, "B N D"]:
         """Return the attended tokens; rows where `mask` is False mean nothing.
 
-        Args:
-            x: Tokens. Where `mask` is False they may hold anything, NaN included.
-            times: Their times, not decreasing among the present tokens of a series.
-            mask: True where a token is present.
-            validate: As of `OscillatorAttention.forward`.
+        Arguments are those of `OscillatorAttention.forward`: tokens `[B, N, D]`, times `[B, N]`.
         """
         if validate:
             check_tokens(x, times, mask, name="x", dim=self.dim)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -57,7 +57,7 @@ def collate(
     weight: Any = None,
     queries: IrregularSeries | None = None,
 ) -> Batch:
-    """Return the padded batch of the series at some positions.
+    """Return the padded batch of the series at some positions; its width N is at least 1.
 
     Args:
         series: The container.
@@ -65,9 +65,6 @@ def collate(
         labels: Numeric labels [n] or [n, K] of all series; those of the container if not given.
         weight: Weights [n] of all series.
         queries: Query times and targets, as n series; a NaN target is not scored.
-
-    Returns:
-        The batch; its width N is at least 1.
 
     Example:
         >>> series = IrregularSeries.from_arrays([[0.0, 1.0], [0.5]], [[1.0, 2.0], [3.0]])
@@ -79,13 +76,11 @@ def collate(
     """
     index = np.arange(len(series)) if index is None else np.asarray(index, dtype=np.int64)
     times, values, mask = _pad(series, index)
-    asked: dict[str, Tensor | None] = dict.fromkeys(("query_times", "targets", "query_mask"))
+    parts: dict[str, Any] = dict.fromkeys(("query_times", "targets", "query_mask"))
     if queries is not None:
         if len(queries) != len(series):
-            raise ValueError(
-                f"queries must hold {len(series)} series, as series does; got {len(queries)}"
-            )
-        asked = dict(zip(asked, _pad(queries, index), strict=True))
+            raise ValueError(f"queries must hold {len(series)} series; got {len(queries)}")
+        parts = dict(zip(parts, _pad(queries, index), strict=True))
     labels = series.labels if labels is None else np.asarray(labels)
     if labels is not None:
         if len(labels) != len(series):
@@ -105,8 +100,8 @@ def collate(
         weight = weight[index]
     static = None if series.static is None else series.static[index]
     extra = {"static": static, "labels": labels, "weight": weight, "index": index}
-    tensors = {k: None if array is None else torch.from_numpy(array) for k, array in extra.items()}
-    return Batch(times=times, values=values, mask=mask, **tensors, **asked)
+    parts |= {k: None if array is None else torch.from_numpy(array) for k, array in extra.items()}
+    return Batch(times=times, values=values, mask=mask, **parts)
 
 
 def uncollate(batch: Batch) -> list[tuple[Float[np.ndarray, "N"], Float[np.ndarray, "N F"]]]:
@@ -136,6 +131,7 @@ def _pad(
     return torch.from_numpy(times), torch.from_numpy(values), torch.from_numpy(mask)
 
 
+@dataclass(eq=False)
 class LengthBatches(Sampler[list[int]]):
     """Lists of positions of series whose lengths are close, so that little is padding.
 
@@ -145,44 +141,32 @@ class LengthBatches(Sampler[list[int]]):
     each series comes once per epoch. A rank takes every `world_size`-th series of each batch of
     `batch_size * world_size`; series repeat only if a batch has fewer series than ranks.
 
-    Args:
-        lengths: Length of each series [n].
-        batch_size: Largest number of series per batch and rank.
-        shuffle: Draw another order each epoch.
-        seed: Seed of the order, which depends on seed and epoch only.
-        pool_batches: Batches per pool: more gives less padding and less randomness. By default
-            half of the batches, and at most `LARGEST_POOL`.
-        rank: Number of this process.
-        world_size: Number of processes.
-
     Example:
         >>> sampler = LengthBatches([5, 1, 4, 2], batch_size=2, shuffle=False)
         >>> list(sampler)
         [[1, 3], [2, 0]]
     """
 
-    def __init__(
-        self,
-        lengths: Sequence[int] | Int[np.ndarray, "n"],
-        batch_size: int,
-        *,
-        shuffle: bool = True,
-        seed: int = 0,
-        pool_batches: int | None = None,
-        rank: int = 0,
-        world_size: int = 1,
-    ) -> None:
-        self.lengths = np.asarray(lengths, dtype=np.int64)
+    lengths: Any  #: Length of each series [n].
+    batch_size: int  #: Largest number of series per batch and rank.
+    _: KW_ONLY
+    shuffle: bool = True  #: Draw another order each epoch.
+    seed: int = 0  #: Seed of the order, which depends on seed and epoch only.
+    #: Batches per pool: more gives less padding and less randomness. By default half of the
+    #: batches, and at most `LARGEST_POOL`.
+    pool_batches: int | None = None
+    rank: int = 0  #: Number of this process.
+    world_size: int = 1  #: Number of processes.
+    epoch: int = field(default=0, init=False)  #: Number of the epoch.
+
+    def __post_init__(self) -> None:
+        self.lengths = np.asarray(self.lengths, dtype=np.int64)
         if self.lengths.ndim != 1 or len(self.lengths) == 0:
             raise ValueError(f"lengths must be [n], n > 0; got {list(self.lengths.shape)}")
-        for name, number in (("batch_size", batch_size), ("pool_batches", pool_batches)):
+        for name, number in (("batch_size", self.batch_size), ("pool_batches", self.pool_batches)):
             if number is not None and number < 1:
                 raise ValueError(f"{name} must be at least 1; got {number}")
-        check_rank(rank, world_size)
-        self.batch_size, self.pool_batches = batch_size, pool_batches
-        self.shuffle, self.seed = shuffle, seed
-        self.rank, self.world_size = rank, world_size
-        self.epoch = 0
+        check_rank(self.rank, self.world_size)
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch, which decides the order."""
@@ -203,8 +187,8 @@ class LengthBatches(Sampler[list[int]]):
             return np.array_split(np.argsort(self.lengths, kind="stable"), len(self))
         generator = np.random.default_rng((self.seed, self.epoch))
         order = generator.permutation(len(self.lengths))
-        bounds = even_bounds(len(order), len(self))
-        pool = self.pool_batches or default_pool(len(self))
+        bounds = offsets_of(even_sizes(len(order), len(self)))
+        pool = self.pool_batches or pool_size(len(self))
         batches = cut_by_length(order, self.lengths, bounds, pool)
         return [batches[position] for position in generator.permutation(len(batches))]
 
@@ -222,7 +206,7 @@ def cut_by_length(
     return batches
 
 
-def default_pool(num_batches: int) -> int:
+def pool_size(num_batches: int) -> int:
     """Return the default number of batches per pool: half of them, at most `LARGEST_POOL`."""
     return min(LARGEST_POOL, -(-num_batches // 2))
 
@@ -242,9 +226,9 @@ def padding_fraction(
     return 1.0 - present / max(entries, 1)
 
 
-def even_bounds(total: int, parts: int) -> Int[np.ndarray, "parts+1"]:
-    """Return where to cut `total` items into parts whose sizes differ by at most one."""
-    return offsets_of(total // parts + (np.arange(parts) < total % parts))
+def even_sizes(total: int, parts: int) -> Int[np.ndarray, "parts"]:
+    """Return the sizes of so many parts of `total` items, which differ by at most one."""
+    return total // parts + (np.arange(parts) < total % parts)
 
 
 def check_rank(rank: int, world_size: int) -> None:
@@ -253,15 +237,13 @@ def check_rank(rank: int, world_size: int) -> None:
         raise ValueError(f"rank must be from 0 to world_size - 1; got {rank} of {world_size}")
 
 
+@dataclass(eq=False)
 class SeriesDataset(Dataset[Batch]):
     """A container whose items are padded batches: `dataset[[3, 1, 4]]` is a `Batch` of three.
 
     Use it in a `DataLoader` with `batch_size=None` and a sampler of lists, as `make_loader` does:
-    collating a list of positions at once is much faster than collating items one by one.
-
-    Args:
-        series: The series.
-        labels, weight, queries: As for `collate`.
+    collating a list of positions at once is much faster than collating items one by one. `labels`,
+    `weight` and `queries` are as for `collate`.
 
     Example:
         >>> series = IrregularSeries.from_arrays([[0.0, 1.0], [0.5]], [[1.0, 2.0], [3.0]])
@@ -269,22 +251,22 @@ class SeriesDataset(Dataset[Batch]):
         torch.Size([2, 2, 1])
     """
 
-    def __init__(
-        self,
-        series: IrregularSeries,
-        *,
-        labels: Any = None,
-        weight: Any = None,
-        queries: IrregularSeries | None = None,
-    ) -> None:
-        self.series = series
-        self.others = {"labels": labels, "weight": weight, "queries": queries}
+    series: IrregularSeries
+    _: KW_ONLY
+    labels: Any = None
+    weight: Any = None
+    queries: IrregularSeries | None = None
+
+    def __post_init__(self) -> None:
+        self.labels = None if self.labels is None else np.asarray(self.labels)
+        self.weight = None if self.weight is None else np.asarray(self.weight, dtype=np.float32)
 
     def __len__(self) -> int:
         return len(self.series)
 
     def __getitem__(self, index: int | list[int]) -> Batch:
-        return collate(self.series, np.atleast_1d(index), **self.others)
+        others = {"labels": self.labels, "weight": self.weight, "queries": self.queries}
+        return collate(self.series, np.atleast_1d(index), **others)
 
 
 def make_loader(
@@ -302,17 +284,8 @@ def make_loader(
     """Return a loader of batches of series of similar length.
 
     `loader.sampler.set_epoch(epoch)` chooses the order of an epoch; Lightning calls it by itself.
-
-    Args:
-        series: The series.
-        batch_size: Largest number of series per batch and rank.
-        shuffle: Draw another order each epoch; otherwise series come sorted by length.
-        seed: Seed of the order.
-        rank: Number of this process.
-        world_size: Number of processes.
-        num_workers: Processes that collate in the background.
-        pin_memory: Put batches into page-locked memory, for fast copies to a GPU.
-        **others: `labels`, `weight` and `queries`, as for `collate`.
+    Arguments are those of `LengthBatches` and, in `others`, `labels`, `weight` and `queries` of
+    `collate`. `num_workers` processes collate in the background; `pin_memory` makes copies fast.
 
     Example:
         >>> series = IrregularSeries.from_arrays([[0.0, 1.0], [0.5]], [[1.0, 2.0], [3.0]])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -23,12 +23,6 @@ class DataFile:
     addresses: tuple[str, ...] = ()  #: Where it can be downloaded, in the order of trials.
     splits: tuple[str, ...] = ()  #: The splits that need the file; empty means all of them.
     folds: tuple[int, ...] = ()  #: The folds that need it; empty means all of them.
-
-    def serves(self, split: str | None, fold: int | None) -> bool:
-        """Return whether `split` and `fold` need this file; None means any."""
-        fits_split = split is None or not self.splits or split in self.splits
-        fits_fold = fold is None or not self.folds or fold in self.folds
-        return fits_split and fits_fold
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +49,16 @@ class Source:
 
     def holds(self, split: str | None) -> bool:
         """Return whether this form has `split`."""
-        return split is None or not self.splits or split in self.splits
+        return _serves(self.splits, split)
 
     def needed(self, split: str | None, fold: int | None) -> tuple[DataFile, ...]:
-        """Return the files that `split` and `fold` need."""
-        return tuple(file for file in self.files if file.serves(split, fold))
+        """Return the files that `split` and `fold` need; None means any."""
+        files = (file for file in self.files if _serves(file.splits, split))
+        return tuple(file for file in files if _serves(file.folds, fold))
+
+
+def _serves(held: Sequence[Any], wanted: Any) -> bool:
+    return wanted is None or not held or wanted in held
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,6 @@ addresses are tried in turn, and errors say what to do.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import hashlib
 import json
@@ -16,7 +15,7 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -74,12 +73,8 @@ def download(
 ) -> Downloaded:
     """Download `target` from the first address that gives it; the caller holds its folder's lock.
 
-    `settings` are those of `_ResumedTransfer`; `sha256_source` says where its hash comes from.
-
-    Raises:
-        DownloadError: If no address gave the file. What has arrived is kept for the next call.
-        ChecksumError: If an address gave another file, which is deleted.
-        DiskFullError: If there is no room. Nothing is left behind.
+    `settings` are those of `_ResumedTransfer`; `sha256_source` says where its hash comes from. What
+    has arrived is kept for the next call, unless it is another file or the disk is full.
     """
     for address in addresses:
         if urlsplit(address).scheme not in ("http", "https"):
@@ -222,17 +217,28 @@ class _ResumedTransfer:
         total = int(length) if length.isdigit() else self.size
         if self.size not in (None, total):
             raise _WrongContentError(f"the file there has {total} bytes, expected {self.size}")
-        with self.disk_errors():
+        etag = headers.get("ETag", "W/")
+        # A weak tag promises the same meaning, not the same bytes.
+        validator = headers.get("Last-Modified") if etag.startswith("W/") else etag
+        try:
             free = shutil.disk_usage(self.target.parent).free
             if total is not None and total - offset > free:
                 needed = f"{format_bytes(total - offset)} needed, {format_bytes(free)} free"
                 raise OSError(errno.ENOSPC, needed)
-            etag = headers.get("ETag", "W/")
-            # A weak tag promises the same meaning, not the same bytes.
-            validator = headers.get("Last-Modified") if etag.startswith("W/") else etag
-            note = {"address": url, "validator": validator}
-            self.note.write_text(json.dumps(note), encoding="utf-8")
+            self.note.write_text(json.dumps({"address": url, "validator": validator}))
             done = self.append(response, offset, total)
+        except OSError as error:
+            self.discard()
+            reason = error.strerror or str(error)
+            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                raise DiskFullError(
+                    f"no room for {self.target.name} in {self.target.parent} ({reason}); free "
+                    f"some space or set {CACHE_VARIABLE} to a folder on another disk"
+                ) from error
+            raise DownloadError(
+                f"{self.part} cannot be written ({reason}); "
+                f"set {CACHE_VARIABLE} to a folder that can be written to"
+            ) from error
         if done == 0 or (total is not None and done < total):
             of = "" if total is None else f" of {total}"
             raise _InterruptedError(f"the connection ended after {done}{of} bytes")
@@ -267,24 +273,6 @@ class _ResumedTransfer:
             return note["validator"] if note["address"] == url else None
         except (OSError, ValueError, KeyError, TypeError):
             return None
-
-    @contextlib.contextmanager
-    def disk_errors(self) -> Iterator[None]:
-        """Turn a disk error into a clear message, and leave nothing behind."""
-        try:
-            yield
-        except OSError as error:
-            reason = error.strerror or str(error)
-            self.discard()
-            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-                raise DiskFullError(
-                    f"no room for {self.target.name} in {self.target.parent} ({reason}); free "
-                    f"some space or set {CACHE_VARIABLE} to a folder on another disk"
-                ) from error
-            raise DownloadError(
-                f"{self.part} cannot be written ({reason}); "
-                f"set {CACHE_VARIABLE} to a folder that can be written to"
-            ) from error
 
     def discard(self) -> None:
         """Delete the part file and its note."""
@@ -371,6 +359,4 @@ def choose_progress(progress: bool | ProgressCallback | None) -> ProgressCallbac
     """Return the callback that `progress` asks for; None draws a bar on a terminal only."""
     if progress is None:
         progress = bool(getattr(sys.stderr, "isatty", lambda: False)())
-    if progress is True:
-        return TerminalBar()
-    return None if progress is False else progress
+    return TerminalBar() if progress is True else progress or None

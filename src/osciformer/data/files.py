@@ -66,14 +66,10 @@ def read_csv(
     missing: Sequence[str] = ("", "NA", "NaN", "nan", "null", "?"),
     **settings: Any,
 ) -> IrregularSeries:
-    """Return the series of a CSV file with a header line.
+    """Return the series of a CSV file, also compressed, with a header line.
 
-    Args:
-        path: The file, also compressed as `.csv.gz`.
-        layout: Which column means what; or give the arguments of `Layout` by name.
-        delimiter: What separates columns.
-        missing: Texts that stand for a missing value.
-        **settings: Arguments of `Layout`.
+    `missing` are the texts that stand for a missing value; `layout` and `settings` are as for
+    `read_table`.
     """
     pa, csv = need("pyarrow", extra="data"), need("pyarrow.csv", extra="data")
     layout, path = make_layout(layout, settings), existing_file(path)
@@ -195,11 +191,7 @@ def save_npz(series: IrregularSeries, path: str | Path) -> None:
 
 
 def load_npz(path: str | Path) -> IrregularSeries:
-    """Return the series that `save_npz` wrote; loading never executes code.
-
-    Raises:
-        UnreadableFileError: If the file is damaged or was not written by `save_npz`.
-    """
+    """Return the series that `save_npz` wrote; loading never executes code."""
     path = existing_file(path)
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
@@ -234,16 +226,14 @@ def read_ts(
 
     With `@timestamps true`, a value is `(time,value)`, and a series gets a row for each time of any
     dimension, with NaN for the others. Without timestamps, step k is time k. `?` is a missing
-    value. Class labels are text; targets of regression files are float64.
+    value. Class labels are text; targets of regression files are float64. A file that ends too
+    early, or is in another format, is an `UnreadableFileError`.
 
     Args:
         path: The file, also compressed as `.ts.gz`.
         unit: For dates, the unit of the times since the first one: ns, us, ms, s, min, h or d.
         duplicates: For several values of a dimension at one time: `error`, `mean`, `last`, `keep`.
         empty: What to do about series without any value: `error`, `drop` or `keep`.
-
-    Raises:
-        UnreadableFileError: If the file is not in this format, or ends too early.
     """
     check_choice("unit", unit, tuple(NANOSECONDS))
     check_choice("duplicates", duplicates, get_args(Duplicates))
@@ -303,16 +293,15 @@ class _TsFile:
         """Set what the header says about the lines that follow."""
         true = {name for name, text in self.tags.items() if text.lower().split()[:1] == ["true"]}
 
-        def number(*names: str) -> int | None:
-            given = next((self.tags[name] for name in names if name in self.tags), "")
-            return int(given) if given.isdigit() else None
-
+        dimensions = self.tags.get("dimensions", self.tags.get("dimension", ""))
+        length = self.tags.get("serieslength", "")
         self.has_timestamps, self.has_targets = "timestamps" in true, "targetlabel" in true
         self.is_labelled = "classlabel" in true or self.has_targets
         self.classes = self.tags.get("classlabel", "").split()[1:]
-        self.num_dimensions = 1 if "univariate" in true else number("dimensions", "dimension")
+        self.num_dimensions = int(dimensions) if dimensions.isdigit() else None
+        self.num_dimensions = 1 if "univariate" in true else self.num_dimensions
         self.has_equal_length = "equallength" in true and not self.has_timestamps
-        self.length = number("serieslength")
+        self.length = int(length) if length.isdigit() else None
 
     def _add_series(self, line: str) -> None:
         """Read one line, and refuse it if it is not what the header promises."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from itertools import chain, groupby
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,28 +17,12 @@ from osciformer._advice import Mention, advise
 from osciformer._optional import need
 from osciformer._text import name_some
 from osciformer._types import Bool, Float, Int
-from osciformer.data.batches import (
-    Batch,
-    check_rank,
-    collate,
-    cut_by_length,
-    default_pool,
-    even_bounds,
-)
+from osciformer.data import tables
+from osciformer.data.batches import Batch, check_rank, collate, cut_by_length, even_sizes, pool_size
 from osciformer.data.files import columns_to_read, damage_named, parquet_files, parquet_schema
 from osciformer.data.ragged import check_names, check_static, offsets_of, positions_of
 from osciformer.data.series import IrregularSeries, add_static, concatenate
-from osciformer.data.tables import (
-    Layout,
-    check_columns,
-    from_frame,
-    make_layout,
-    read_codes,
-    read_full_codes,
-    read_labels,
-    sorted_rows,
-    unnamed_features,
-)
+from osciformer.data.tables import Layout
 from osciformer.data.transforms import SeriesStatistics
 
 # Rows that are decoded at a time: small beside a chunk, large beside the cost of a call.
@@ -65,7 +49,6 @@ class ParquetSeries:
     Attributes:
         layout: The layout, with the features by name.
         ids: Names of the series [n], in the order of the file.
-        num_rows: Rows of the table that each series takes [n].
     """
 
     def __init__(
@@ -78,7 +61,7 @@ class ParquetSeries:
     ) -> None:
         if chunk_rows < 1:
             raise ValueError(f"chunk_rows must be at least 1; got {chunk_rows}")
-        layout = make_layout(layout, settings)
+        layout = tables.make_layout(layout, settings)
         if layout.empty == "drop":
             raise advise(
                 ValueError,
@@ -138,12 +121,7 @@ class ParquetSeries:
         return result
 
     def with_static(self, static: Float[np.ndarray, "n S"], names: Sequence[str]) -> ParquetSeries:
-        """Return the table with further static features, which stay in memory.
-
-        Args:
-            static: A row for each series, in the order of `ids`; NaN is a missing value.
-            names: Names of the S features.
-        """
+        """Return the table with further static features, in the order of `ids`, kept in memory."""
         static = check_static(static, len(self))
         whole = np.full((len(self._kept), static.shape[1]), np.nan, dtype=np.float32)
         whole[self._kept] = static
@@ -155,9 +133,8 @@ class ParquetSeries:
         return result
 
     def chunks(self) -> Iterator[IrregularSeries]:
-        """Yield all series, in the order of the file, about `chunk_rows` rows at a time."""
-        for _, series in self.read_blocks(range(self.num_blocks)):
-            yield series
+        """Return all series, in the order of the file, about `chunk_rows` rows at a time."""
+        return (series for _, series in self.read_blocks(range(self.num_blocks)))
 
     def read(self) -> IrregularSeries:
         """Return all series, in memory."""
@@ -170,7 +147,7 @@ class ParquetSeries:
         layout = Layout(id=self.layout.id, time="", label=self.layout.label)
         wanted, found = [layout.id, *layout.labels], []
         for block, table in self._tables(range(self.num_blocks), wanted):
-            labels = read_labels(sorted_rows(table, layout), layout)
+            labels = tables.read_labels(tables.sorted_rows(table, layout), layout)
             found.append(np.asarray(labels)[self._kept_in(block)])
         return np.concatenate(found)
 
@@ -201,7 +178,7 @@ class ParquetSeries:
             if not kept.any():
                 continue
             try:
-                series = from_frame(table, self.layout)
+                series = tables.from_frame(table, self.layout)
             except (TypeError, ValueError) as error:
                 rows = self._offsets[self._blocks[block : block + 2]]
                 raise type(error)(f"rows {rows[0]} to {rows[1] - 1}: {error}") from error
@@ -218,8 +195,9 @@ class ParquetSeries:
         """Yield the rows of consecutive blocks, each as an Arrow table."""
         pa = need("pyarrow", extra="data")
         cuts = self._offsets[self._blocks[blocks[0] : blocks[-1] + 2]]
-        position, block, parts = self._first_row(cuts[0]), 0, []
-        for batch in self._decode(cuts[0], names):
+        position = max(group.start for group in self._groups if group.start <= cuts[0])
+        block, parts = 0, []
+        for batch in self._decode(position, names):
             start = max(cuts[block] - position, 0)
             while block < len(blocks) and position + batch.num_rows >= cuts[block + 1]:
                 stop = cuts[block + 1] - position
@@ -232,13 +210,9 @@ class ParquetSeries:
                 parts.append(batch.slice(start))
             position += batch.num_rows
 
-    def _first_row(self, row: int) -> int:
-        """Return where the row group of a row begins."""
-        return max(group.start for group in self._groups if group.start <= row)
-
-    def _decode(self, row: int, names: list[str] | None) -> Iterator[Any]:
-        """Yield record batches from the row group of a row on."""
-        parquet, first = need("pyarrow.parquet", extra="data"), self._first_row(row)
+    def _decode(self, first: int, names: list[str] | None) -> Iterator[Any]:
+        """Yield record batches from the row group on that begins at row `first`."""
+        parquet = need("pyarrow.parquet", extra="data")
         later = (group for group in self._groups if group.start >= first)
         for path, groups in groupby(later, key=lambda group: group.path):
             with damage_named(path), parquet.ParquetFile(path) as file:
@@ -253,7 +227,7 @@ class ParquetSeries:
         ids, starts, position = [], [], 0
         for batch in self._decode(0, [id]):
             column = pa.chunked_array([batch.column(0)])
-            codes, entries = read_full_codes(column, id, "an id", first_row=position)
+            codes, entries = tables.read_full_codes(column, id, "an id", first_row=position)
             begins = np.flatnonzero(np.diff(codes, prepend=-1))
             if len(begins) > len(entries):
                 _refuse_scattered(entries[codes[begins]], id)
@@ -271,16 +245,12 @@ class ParquetSeries:
 
     def _name_features(self, layout: Layout, schema: Any) -> Layout:
         """Return the layout with all features by name, which no single chunk needs to show."""
-        if not layout.is_narrow:
-            names = layout.values or unnamed_features(schema.empty_table(), layout)
-            return layout.replace(values=names)
         pa, found = need("pyarrow", extra="data"), set[str]()
-        for batch in self._decode(0, [str(layout.variable)]):
-            found.update(map(str, read_codes(pa.chunked_array([batch.column(0)]))[1]))
-        names = layout.values or tuple(sorted(found - set(layout.static)))
-        if not layout.allow_absent:
-            check_columns(sorted({*found, *schema.names}), (*names, *layout.static))
-        return layout.replace(values=names, allow_absent=True)
+        for batch in self._decode(0, [layout.variable]) if layout.variable else ():
+            found.update(map(str, tables.read_codes(pa.chunked_array([batch.column(0)]))[1]))
+        variables = sorted(found) if layout.is_narrow else None
+        names = tables.feature_names(schema.empty_table(), layout, variables)
+        return layout.replace(values=names, allow_absent=layout.allow_absent or layout.is_narrow)
 
 
 class _RowGroup(NamedTuple):
@@ -323,54 +293,41 @@ def _refuse_scattered(ids: np.ndarray, column: str) -> None:
     )
 
 
+@dataclass(eq=False)
 class StreamedBatches(IterableDataset[Batch]):
     """Batches of a `ParquetSeries`, shuffled through a pool, with bounded memory.
 
     Blocks of the table are dealt to shards, one per rank and worker. A shard reads its blocks in
     random order into a pool, shuffles the pool, and cuts it into batches of similar length. Each
     series comes once per epoch. All shards have the same number of batches, of nearly equal sizes.
-
-    Args:
-        table: The table.
-        batch_size: Largest number of series per batch.
-        shuffle: Draw another order each epoch; otherwise blocks come in the order of the file.
-        seed: Seed of the order, which depends on seed and epoch only.
-        pool_blocks: Blocks in the pool: more mixes better and takes more memory.
-        prepare: Applied to each chunk, such as `SeriesTransform.transform`; keeps the number of
-            series.
-        make_batch: Makes a batch of some positions of the pooled series; `collate` by default.
-        weight: Weights of the series of the table [n].
-        rank: Number of this process.
-        world_size: Number of processes.
-        num_workers: Workers of the `DataLoader` that will read this; 0 for none.
     """
 
-    def __init__(
-        self,
-        table: ParquetSeries,
-        batch_size: int,
-        *,
-        shuffle: bool = True,
-        seed: int = 0,
-        pool_blocks: int = 4,
-        prepare: Callable[[IrregularSeries], IrregularSeries] | None = None,
-        make_batch: Callable[[IrregularSeries, Int[np.ndarray, "B"]], Batch] = collate,
-        weight: Any = None,
-        rank: int = 0,
-        world_size: int = 1,
-        num_workers: int = 0,
-    ) -> None:
-        for name, number in (("batch_size", batch_size), ("pool_blocks", pool_blocks)):
-            if number < 1:
-                raise ValueError(f"{name} must be at least 1; got {number}")
-        check_rank(rank, world_size)
-        self.table, self.batch_size, self.pool_blocks = table, batch_size, pool_blocks
-        self.shuffle, self.seed, self.epoch = shuffle, seed, 0
-        self.prepare, self.make_batch = prepare, make_batch
-        self.weight = None if weight is None else np.asarray(weight, dtype=np.float32)
-        if self.weight is not None and self.weight.shape != (len(table),):
-            raise ValueError(f"weight must be [{len(table)}]; got {list(self.weight.shape)}")
-        self.rank, self.world_size, self.num_workers = rank, world_size, num_workers
+    table: ParquetSeries  #: The table.
+    batch_size: int  #: Largest number of series per batch.
+    _: KW_ONLY
+    shuffle: bool = True  #: Draw another order each epoch; otherwise keep the order of the blocks.
+    seed: int = 0  #: Seed of the order, which depends on seed and epoch only.
+    pool_blocks: int = 4  #: Blocks in the pool: more mixes better and takes more memory.
+    #: Applied to each chunk, such as `SeriesTransform.transform`; keeps the number of series.
+    prepare: Callable[[IrregularSeries], IrregularSeries] | None = None
+    #: Makes a batch of some positions of the pooled series.
+    make_batch: Callable[[IrregularSeries, Int[np.ndarray, "B"]], Batch] = collate
+    weight: Any = None  #: Weights of the series of the table [n].
+    rank: int = 0  #: Number of this process.
+    world_size: int = 1  #: Number of processes.
+    num_workers: int = 0  #: Workers of the `DataLoader` that will read this; 0 for none.
+    epoch: int = field(default=0, init=False)  #: Number of the epoch.
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "pool_blocks"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}")
+        check_rank(self.rank, self.world_size)
+        if self.weight is not None:
+            self.weight = np.asarray(self.weight, dtype=np.float32)
+            if self.weight.shape != (len(self.table),):
+                shape = list(self.weight.shape)
+                raise ValueError(f"weight must be [{len(self.table)}]; got {shape}")
         self._deal()  # refuses too few blocks early
 
     def set_epoch(self, epoch: int) -> None:
@@ -379,7 +336,7 @@ class StreamedBatches(IterableDataset[Batch]):
 
     def __len__(self) -> int:
         """Return the number of batches of this rank in this epoch."""
-        return self._num_steps(self._deal()) * max(self.num_workers, 1)
+        return self._deal()[1] * max(self.num_workers, 1)
 
     def __iter__(self) -> Iterator[Batch]:
         worker = get_worker_info()
@@ -390,12 +347,12 @@ class StreamedBatches(IterableDataset[Batch]):
                 "give both the same, or use make_stream_loader"
             )
         shard = self.rank * workers + (0 if worker is None else worker.id)
-        deal = self._deal()
+        shards, steps = self._deal()
         generator = np.random.default_rng((self.seed, self.epoch, shard))
-        yield from self._batches(deal[shard], self._num_steps(deal), generator)
+        yield from self._batches(shards[shard], steps, generator)
 
-    def _deal(self) -> list[list[list[int]]]:
-        """Return the runs of blocks of each shard, in the order of this epoch.
+    def _deal(self) -> tuple[list[list[list[int]]], int]:
+        """Return the runs of blocks of each shard, in order, and the number of batches of a shard.
 
         Large runs are dealt first, each to the shard that has least. Which runs go together, and
         with it the number of batches, is the same in all epochs.
@@ -411,23 +368,18 @@ class StreamedBatches(IterableDataset[Batch]):
         for run in sorted(runs, key=lambda run: -sizes[run].sum()):
             shards[int(np.argmin(load))].append(run)
             load[np.argmin(load)] += sizes[run].sum()
-        if load.min() < -(-load.max() // self.batch_size):
+        steps = -(-int(load.max()) // self.batch_size)
+        if load.min() < steps:
             raise ValueError(
                 f"the {len(runs)} blocks of the table cannot be shared evenly by {num_shards} "
                 "shards (ranks times workers); open the table with a smaller chunk_rows, or use "
                 "fewer workers"
             )
         if not self.shuffle:
-            return [sorted(shard) for shard in shards]
+            return [sorted(shard) for shard in shards], steps
         generator = np.random.default_rng((self.seed, self.epoch))
         shards = [shards[position] for position in generator.permutation(num_shards)]
-        return [[shard[k] for k in generator.permutation(len(shard))] for shard in shards]
-
-    def _num_steps(self, deal: list[list[list[int]]]) -> int:
-        """Return the number of batches of a shard: as many as the largest one needs."""
-        sizes = self.table.series_per_block()
-        largest = max(sum(int(sizes[run].sum()) for run in runs) for runs in deal)
-        return -(-largest // self.batch_size)
+        return [[shard[k] for k in generator.permutation(len(shard))] for shard in shards], steps
 
     def _batches(
         self, runs: list[list[int]], steps: int, generator: np.random.Generator
@@ -435,7 +387,7 @@ class StreamedBatches(IterableDataset[Batch]):
         """Yield the batches of one shard, which reads these runs of blocks."""
         sizes = self.table.series_per_block()
         total = sum(int(sizes[run].sum()) for run in runs)
-        widths = np.diff(even_bounds(total, steps))
+        widths = even_sizes(total, steps)
         # A run may have holes where nothing is selected; reading skips those.
         ranges = (range(run[0], run[-1] + 1) for run in runs)
         chunks = chain.from_iterable(map(self.table.read_blocks, ranges))
@@ -445,16 +397,12 @@ class StreamedBatches(IterableDataset[Batch]):
             if number_read % self.pool_blocks == 0:
                 pooled = sum(len(positions) for positions, _ in pool)
                 ready = int(np.searchsorted(np.cumsum(widths), pooled, side="right"))
-                yield from self._cut(pool, widths[:ready], default_pool(steps), generator)
+                yield from self._cut(pool, widths[:ready], steps, generator)
                 widths = widths[ready:]
-        yield from self._cut(pool, widths, default_pool(steps), generator)
+        yield from self._cut(pool, widths, steps, generator)
 
     def _cut(
-        self,
-        pool: list[_Chunk],
-        widths: Int[np.ndarray, "k"],
-        pool_batches: int,
-        generator: np.random.Generator,
+        self, pool: list[_Chunk], widths: np.ndarray, steps: int, generator: np.random.Generator
     ) -> Iterator[Batch]:
         """Yield batches of these sizes from the pool, and leave the rest in it."""
         if len(widths) == 0:
@@ -463,7 +411,7 @@ class StreamedBatches(IterableDataset[Batch]):
         series = concatenate([part for _, part in pool])
         order = generator.permutation(len(series)) if self.shuffle else np.arange(len(series))
         used, rest = order[: widths.sum()], order[widths.sum() :]
-        batches = cut_by_length(used, series.lengths, offsets_of(widths), pool_batches)
+        batches = cut_by_length(used, series.lengths, offsets_of(widths), pool_size(steps))
         turns = generator.permutation(len(batches)) if self.shuffle else range(len(batches))
         pool[:] = [(positions[rest], series[rest])] if len(rest) else []
         for turn in turns:
@@ -483,12 +431,7 @@ def make_stream_loader(
 ) -> DataLoader[Batch]:
     """Return a loader over `StreamedBatches`; call `loader.dataset.set_epoch` before each epoch.
 
-    Args:
-        table: The table.
-        batch_size: Largest number of series per batch.
-        num_workers: Processes that read in the background.
-        pin_memory: Put batches into page-locked memory, for fast copies to a GPU.
-        **settings: Other arguments of `StreamedBatches`.
+    `num_workers` processes read in the background, and `pin_memory` makes copies to a GPU fast.
     """
     dataset = StreamedBatches(table, batch_size, num_workers=num_workers, **settings)
     # Workers start afresh each epoch: they learn its number when they get the data set.

@@ -41,12 +41,7 @@ def series_of_rows(offsets: Int[np.ndarray, "n+1"]) -> Int[np.ndarray, "T"]:
 def rows_of_series(
     offsets: Int[np.ndarray, "n+1"], index: Int[np.ndarray, "m"]
 ) -> tuple[Int[np.ndarray, "T"], Int[np.ndarray, "m+1"]]:
-    """Return the rows of the chosen series, one after another, and the offsets of the choice.
-
-    Example:
-        >>> rows_of_series(np.array([0, 2, 2, 5]), np.array([2, 0]))
-        (array([2, 3, 4, 0, 1]), array([0, 3, 5]))
-    """
+    """Return the rows of the chosen series, one after another, and the offsets of the choice."""
     chosen = offsets_of(offsets[index + 1] - offsets[index])
     shift = np.repeat(offsets[index] - chosen[:-1], np.diff(chosen))
     return np.arange(chosen[-1]) + shift, chosen
@@ -65,21 +60,20 @@ def positions_of(key: Any, length: int) -> Int[np.ndarray, "m"]:
         array = array.astype(np.int64)
     if array.ndim != 1:
         raise IndexError(f"an index must be one-dimensional; got the shape {list(array.shape)}")
-    if array.dtype == np.bool_:
-        if len(array) != length:
-            raise IndexError(
-                f"a boolean index must have one entry per series, {length}; got {len(array)}"
-            )
-        return np.flatnonzero(array)
-    if not np.issubdtype(array.dtype, np.integer):
+    if array.dtype.kind not in "biu":
         raise IndexError(
             f"series are indexed by integers, booleans or slices; got {array.dtype}. "
             "To select by id: series[np.isin(series.ids, wanted)]"
         )
-    outside = (array < -length) | (array >= length)
-    if outside.any():
-        raise IndexError(f"index {array[outside][0]} is out of range for {length} series")
-    return np.where(array < 0, array + length, array).astype(np.int64)
+    if array.dtype == np.bool_ and len(array) != length:
+        raise IndexError(
+            f"a boolean index must have one entry per series, {length}; got {len(array)}"
+        )
+    try:
+        return np.arange(length)[array]
+    except IndexError:
+        wrong = array[(array < -length) | (array >= length)][0]
+        raise IndexError(f"index {wrong} is out of range for {length} series") from None
 
 
 def flatten(times: Sequence[Any], values: Sequence[Any]) -> Rows:

@@ -2,16 +2,12 @@
 
 A data set is looked for in the folder that `OSCIFORMER_DATA` names, which is never written to, then
 in the cache (`OSCIFORMER_CACHE`, or the cache folder of the platform), and is then downloaded.
+`OSCIFORMER_DATA` holds compact copies (`uea/BasicMotions.npz`), or the public files under the name
+of the data set (`physionet2012/set-a.tar.gz`), as `describe_dataset` lists them. The cache has the
+public files in `datasets/<name>/`, and beside them
 
-`OSCIFORMER_DATA` holds compact copies (`physionet2012/set-a.parquet`, `uea/BasicMotions.npz`,
-`tpp/taxi.parquet`, as `describe_dataset` lists them) or the public files under the name of the
-data set (`physionet2012/set-a.tar.gz`).
-
-In the cache, the public files of a data set are in `datasets/<name>/`. Beside them are
-
-- `hashes.json`: the SHA-256 of every file here. If the registry knows no hash, the first download
-  is trusted, an `UnverifiedDownloadWarning` says so once, and later uses are checked against this
-  record;
+- `hashes.json`: the SHA-256 of every file. If the registry knows no hash, the first download is
+  trusted, an `UnverifiedDownloadWarning` says so once, and later uses are checked against this;
 - `.lock`: held while a file is downloaded, so that a second process waits for it;
 - `.<file>.part` and `.<file>.part.json`: a download that was interrupted and can be continued.
 """
@@ -25,31 +21,18 @@ import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from osciformer._advice import Mention, advise
 from osciformer._files import write_json
 from osciformer._optional import need
 from osciformer._text import did_you_mean
+from osciformer.data import download as downloads
+from osciformer.data import errors
 from osciformer.data.dataset_info import DataFile, DatasetInfo, Request, Source, Task, read_catalog
 from osciformer.data.datasets import events, physionet2012, uea
-from osciformer.data.download import (
-    CACHE_VARIABLE,
-    DATA_VARIABLE,
-    ProgressCallback,
-    choose_progress,
-    download,
-    file_sha256,
-    format_bytes,
-    offline_advice,
-)
-from osciformer.data.errors import (
-    ChecksumError,
-    DatasetError,
-    MissingFileError,
-    UnknownDatasetError,
-    UnverifiedDownloadWarning,
-)
+from osciformer.data.download import CACHE_VARIABLE, DATA_VARIABLE, ProgressCallback, file_sha256
+from osciformer.data.errors import ChecksumError, DatasetError, MissingFileError
 
 HASHES_NAME = "hashes.json"
 
@@ -80,16 +63,12 @@ def list_datasets(task: Task | None = None) -> tuple[str, ...]:
         >>> list_datasets("classification")[:3]
         ('ArticularyWordRecognition', 'AtrialFibrillation', 'BasicMotions')
     """
-    return tuple(
-        sorted((n for n, i in _REGISTRY.items() if task in (None, i.task)), key=str.casefold)
-    )
+    names = (name for name, info in _REGISTRY.items() if task in (None, info.task))
+    return tuple(sorted(names, key=str.casefold))
 
 
 def dataset_info(name: str) -> DatasetInfo:
-    """Return what the registry knows about a data set.
-
-    Raises:
-        UnknownDatasetError: If there is no such data set; the message suggests near names.
+    """Return what the registry knows about a data set; the error for others suggests near names.
 
     Example:
         >>> dataset_info("physionet2012").splits
@@ -99,7 +78,7 @@ def dataset_info(name: str) -> DatasetInfo:
         return _REGISTRY[name]
     hint = did_you_mean(name, _REGISTRY)
     raise advise(
-        UnknownDatasetError,
+        errors.UnknownDatasetError,
         f"no data set is called {name!r}; {hint}{' ' if hint else ''}",
         Mention("data list", python="list_datasets()"),
         " has them all",
@@ -115,13 +94,14 @@ def describe_dataset(name: str) -> str:
     """
     info = dataset_info(name)
     lines = [f"{info.name} ({info.task})", info.description, ""]
-    lines.append(f"splits:   {', '.join(info.splits)}. {info.split_definition}")
-    if info.folds:
-        lines.append(f"folds:    {', '.join(map(str, info.folds))}")
-    lines.append(f"licence:  {info.licence}")
-    lines.append(f"citation: {info.citation}")
-    if info.homepage:
-        lines.append(f"homepage: {info.homepage}")
+    facts = {
+        "splits": f"{', '.join(info.splits)}. {info.split_definition}",
+        "folds": ", ".join(map(str, info.folds)),
+        "licence": info.licence,
+        "citation": info.citation,
+        "homepage": info.homepage,
+    }
+    lines += [f"{key + ':':<9} {text}" for key, text in facts.items() if text]
     lines += [f"note:     {note}" for note in info.notes]
     if info.local is not None:
         lines += ["", "compact copy, below OSCIFORMER_DATA:", *_file_lines(info.local)]
@@ -135,7 +115,7 @@ def describe_dataset(name: str) -> str:
 def _file_lines(source: Source) -> list[str]:
     lines = []
     for file in source.files:
-        size = "" if file.size is None else f" ({format_bytes(file.size)})"
+        size = "" if file.size is None else f" ({downloads.format_bytes(file.size)})"
         lines.append(f"  {file.path}{size}")
         lines += [f"    {address}" for address in file.addresses]
         lines.append(f"    sha256 {file.sha256 or 'unknown: the first download is trusted'}")
@@ -179,8 +159,9 @@ def fetch_dataset(
     info = dataset_info(name)
     _check_choice(info, "split", split, (None, *info.splits))
     _check_choice(info, "fold", fold, (None, *info.folds))
-    options = _Options(download, verify, choose_progress(progress))
-    return tuple(find_files(info, split=split, fold=fold, options=options)[1].values())
+    options: dict[str, Any] = {"may_download": download, "is_verified": verify}
+    _, files = find_files(info, split=split, fold=fold, progress=progress, **options)
+    return tuple(files.values())
 
 
 def get_dataset(
@@ -209,8 +190,8 @@ def get_dataset(
     info = dataset_info(name)
     _check_choice(info, "split", split, info.splits)
     _check_choice(info, "fold", fold, info.folds or (None,))
-    options = _Options(download, verify, choose_progress(progress))
-    source, files = find_files(info, split=split, fold=fold, options=options)
+    options: dict[str, Any] = {"may_download": download, "is_verified": verify}
+    source, files = find_files(info, split=split, fold=fold, progress=progress, **options)
     return source.load(Request(split=split, fold=fold, files=files))
 
 
@@ -218,19 +199,17 @@ def _check_choice(info: DatasetInfo, what: str, value: Any, allowed: tuple[Any, 
     if value not in allowed:
         choices = ", ".join(repr(item) for item in allowed if item is not None)
         rule = f"must be one of {choices}" if choices else "does not apply"
-        raise UnknownDatasetError(f"{what} {rule} for data set {info.name!r}, got {value!r}")
-
-
-class _Options(NamedTuple):
-    """Whether files may be downloaded, whether local ones are verified, and how to report."""
-
-    may_download: bool
-    is_verified: bool
-    progress: ProgressCallback | None
+        raise errors.UnknownDatasetError(f"{what} {rule} for data set {info.name!r}, got {value!r}")
 
 
 def find_files(
-    info: DatasetInfo, *, split: str | None, fold: int | None, options: _Options
+    info: DatasetInfo,
+    *,
+    split: str | None,
+    fold: int | None,
+    may_download: bool,
+    is_verified: bool,
+    progress: bool | ProgressCallback | None,
 ) -> tuple[Source, dict[str, Path]]:
     """Return the source that serves the request, and its files by `DataFile.path`."""
     given = os.environ.get(DATA_VARIABLE, "").strip()
@@ -246,7 +225,7 @@ def find_files(
         files = {file: base / file.path for file in source.needed(split, fold)}
         if files and all(path.is_file() for path in files.values()):
             for file, path in files.items():
-                if options.is_verified and file.sha256 not in (None, file_sha256(path)):
+                if is_verified and file.sha256 not in (None, file_sha256(path)):
                     raise ChecksumError(
                         f"{path} is not the expected file: SHA-256 expected {file.sha256}, got "
                         f"{file_sha256(path)}; replace it, pass verify=False to read it anyway, or "
@@ -254,8 +233,11 @@ def find_files(
                     )
             return source, {file.path: path for file, path in files.items()}
     if info.public is not None and info.public.holds(split):
-        needed = info.public.needed(split, fold)
-        return info.public, {file.path: _obtain(info.name, file, options) for file in needed}
+        callback = downloads.choose_progress(progress)
+        return info.public, {
+            file.path: _obtain(info.name, file, may_download, callback)
+            for file in info.public.needed(split, fold)
+        }
     part = f"split {split!r} of data set {info.name!r}" if split else f"data set {info.name!r}"
     if info.local is None or not info.local.holds(split):
         raise MissingFileError(
@@ -266,11 +248,13 @@ def find_files(
     raise MissingFileError(f"{part} has no public address; put {names} into {where}")
 
 
-def _obtain(name: str, file: DataFile, options: _Options) -> Path:
+def _obtain(
+    name: str, file: DataFile, may_download: bool, progress: ProgressCallback | None
+) -> Path:
     """Return the verified file in the cache, downloaded if needed."""
     folder = dataset_path(name)
-    target = folder / file.path
-    may_download = options.may_download and bool(file.addresses)
+    target, advice = folder / file.path, downloads.offline_advice(folder / file.path)
+    may_download = may_download and bool(file.addresses)
     # A file under its final name is complete: reading it needs neither a lock nor a writable cache.
     if target.is_file() and file_sha256(target) == _expected_sha256(folder, file):
         return target
@@ -278,7 +262,7 @@ def _obtain(name: str, file: DataFile, options: _Options) -> Path:
         raise MissingFileError(
             f"{file.path} of data set {name!r} is not on this machine"
             + (", and download=False" if file.addresses else ", and no public address is known")
-            + f". {offline_advice(target)}"
+            + f". {advice}"
         )
     with _exclusive(folder):
         # Another process may have brought the file while this one waited.
@@ -288,7 +272,7 @@ def _obtain(name: str, file: DataFile, options: _Options) -> Path:
         if target.is_file() and expected is not None and not may_download:
             raise ChecksumError(
                 f"{target} is not the expected file: SHA-256 expected {expected}, got "
-                f"{file_sha256(target)}; delete it and get it again. {offline_advice(target)}"
+                f"{file_sha256(target)}; delete it and get it again. {advice}"
             )
         if not target.is_file() or expected is not None:
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -296,13 +280,13 @@ def _obtain(name: str, file: DataFile, options: _Options) -> Path:
                 f"the first download, recorded in {folder / HASHES_NAME}; "
                 "delete that file if the publisher has replaced this one on purpose"
             )
-            address = download(
+            address = downloads.download(
                 file.addresses,
                 target,
                 sha256=expected,
                 sha256_source="the registry" if file.sha256 else recorded,
                 size=file.size,
-                progress=options.progress,
+                progress=progress,
             ).address
         got = file_sha256(target)
         record = {"sha256": got, "size": target.stat().st_size, "source": address}
@@ -311,7 +295,7 @@ def _obtain(name: str, file: DataFile, options: _Options) -> Path:
         warnings.warn(
             f"no hash is registered for {file.path} of data set {name!r}: this copy is trusted, "
             f"its SHA-256 {got} is kept in {folder / HASHES_NAME} and checked from now on",
-            UnverifiedDownloadWarning,
+            errors.UnverifiedDownloadWarning,
             stacklevel=5,
         )
     return target
@@ -324,7 +308,7 @@ def _exclusive(folder: Path, *, timeout: float = 3600.0) -> Iterator[None]:
     lock = filelock.FileLock(folder / ".lock", timeout=timeout)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock.acquire()
+        held = lock.acquire()
     except filelock.Timeout as error:
         raise DatasetError(
             f"another process has held {lock.lock_file} for {timeout:.0f} s; "
@@ -335,10 +319,8 @@ def _exclusive(folder: Path, *, timeout: float = 3600.0) -> Iterator[None]:
             f"the cache folder {folder} cannot be written to or locked ({error}); "
             f"set {CACHE_VARIABLE} to another folder"
         ) from error
-    try:
+    with held:
         yield
-    finally:
-        lock.release()
 
 
 def _expected_sha256(folder: Path, file: DataFile) -> str | None:
@@ -351,10 +333,10 @@ def _read_hashes(folder: Path) -> dict[str, dict[str, Any]]:
     path = folder / HASHES_NAME
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
+        return {name: dict(record) for name, record in content.items()}
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
-        raise DatasetError(f"{path} cannot be read ({error}); delete it and try again") from error
-    if not isinstance(content, dict) or not all(isinstance(v, dict) for v in content.values()):
-        raise DatasetError(f"{path} is not a record of hashes; delete it and try again")
-    return content
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        raise DatasetError(
+            f"{path} is not a record of hashes ({error}); delete it and try again"
+        ) from error

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Literal, get_args, overload
+from types import EllipsisType
+from typing import Any, Literal, get_args, overload
 
 import numpy as np
 
@@ -12,42 +13,16 @@ from osciformer._advice import Mention, advise
 from osciformer._optional import need
 from osciformer._text import check_choice, name_some
 from osciformer._types import Float, Int
-from osciformer.data.ragged import (
-    Duplicates,
-    Rows,
-    as_float_array,
-    as_plain_array,
-    check_labels,
-    check_names,
-    check_offsets,
-    check_static,
-    check_times,
-    check_values,
-    flatten,
-    merge_equal_times,
-    offsets_of,
-    positions_of,
-    rows_of_series,
-    series_of_rows,
-)
-
-if TYPE_CHECKING:
-    from types import EllipsisType
+from osciformer.data import ragged
+from osciformer.data.ragged import Duplicates, Rows, as_float_array, offsets_of, series_of_rows
 
 Empty = Literal["error", "drop", "keep"]
 TimeKind = Literal["number", "datetime", "duration"]
 TimeOrigin = Literal["absolute", "series"]
 
 # Nanoseconds of each unit, so that ratios are exact integers or their inverses.
-NANOSECONDS = {
-    "ns": 1,
-    "us": 1_000,
-    "ms": 1_000_000,
-    "s": 1_000_000_000,
-    "min": 60_000_000_000,
-    "h": 3_600_000_000_000,
-    "d": 86_400_000_000_000,
-}
+_SECONDS = {"s": 1, "min": 60, "h": 3600, "d": 86400}
+NANOSECONDS = {"ns": 1, "us": 10**3, "ms": 10**6} | {k: n * 10**9 for k, n in _SECONDS.items()}
 # Beyond this a float64 cannot tell neighbouring integers apart.
 EXACT_INTEGER = 2**53
 
@@ -56,14 +31,6 @@ EXACT_INTEGER = 2**53
 class TimeAxis:
     """The meaning of the float64 times of an `IrregularSeries`.
 
-    Args:
-        kind: What the times were: `number`, `datetime` or `duration`.
-        unit: Unit of the float64 times, one of ns, us, ms, s, min, h, d; None for numbers.
-        resolution: Unit of the stored dates (ns, us, ms or s), to which decoded times are rounded.
-        timezone: Time zone of the dates, such as `Europe/Vienna`; None for naive ones.
-        origin: `series`, each series begins at 0, and the container keeps where that was; or
-            `absolute`, numbers stay as they were, and dates count from 1970-01-01 UTC.
-
     Example:
         >>> axis = TimeAxis("datetime", unit="h", resolution="s", origin="series")
         >>> noon = np.array([np.datetime64("2024-05-01T12:00", "s").astype(int)])
@@ -71,10 +38,14 @@ class TimeAxis:
         array(['2024-05-01T13:30:00'], dtype='datetime64[s]')
     """
 
-    kind: TimeKind = "number"
-    unit: str | None = None
-    resolution: str | None = None
-    timezone: str | None = None
+    kind: TimeKind = "number"  #: What the times were.
+    unit: str | None = None  #: Unit of the times: ns, us, ms, s, min, h or d; None for numbers.
+    resolution: str | None = (
+        None  #: Unit of the stored dates (ns, us, ms, s), which decoding keeps.
+    )
+    timezone: str | None = None  #: Time zone of the dates, such as `Europe/Vienna`.
+    #: `series`, each series begins at 0, and the container keeps where that was; or `absolute`,
+    #: numbers stay as they were, and dates count from 1970-01-01 UTC.
     origin: TimeOrigin = "absolute"
 
     def __post_init__(self) -> None:
@@ -221,28 +192,27 @@ class IrregularSeries:
                 f"values must be [{len(self.times)}, F], one row per time; "
                 f"got {list(self.values.shape)}"
             )
-        check_offsets(self.offsets, len(self.times))
+        ragged.check_offsets(self.offsets, len(self.times))
         count = len(self.offsets) - 1
-        self.ids = np.arange(count) if ids is None else as_plain_array("ids", ids)
+        self.ids = np.arange(count) if ids is None else ragged.as_plain_array("ids", ids)
         if self.ids.shape != (count,):
             raise ValueError(f"ids must be [{count}]; got {list(self.ids.shape)}")
-        self.static = None if static is None else check_static(static, count)
-        self.labels = None if labels is None else check_labels(labels, count)
+        self.static = None if static is None else ragged.check_static(static, count)
+        self.labels = None if labels is None else ragged.check_labels(labels, count)
         num_static = 0 if self.static is None else self.static.shape[1]
-        self.feature_names = check_names(
+        self.feature_names = ragged.check_names(
             "feature_names", feature_names, self.values.shape[1], "feature"
         )
-        self.static_names = check_names("static_names", static_names, num_static, "static")
+        self.static_names = ragged.check_names("static_names", static_names, num_static, "static")
         self.time_axis = TimeAxis() if time_axis is None else time_axis
         self.origins = None if origins is None else np.asarray(origins)
-        if (self.origins is not None) != (self.time_axis.origin == "series"):
+        wanted = (count,) if self.time_axis.origin == "series" else None
+        if (None if self.origins is None else self.origins.shape) != wanted:
             raise ValueError(
-                "origins [n] must be given for time_axis.origin='series', and only then"
+                f"origins must be [{count}] for time_axis.origin='series', and None otherwise"
             )
-        if self.origins is not None and self.origins.shape != (count,):
-            raise ValueError(f"origins must be [{count}]; got {list(self.origins.shape)}")
-        check_times(self.times, self.offsets, self.ids)
-        check_values(self.values, self.offsets, self.ids, self.feature_names)
+        ragged.check_times(self.times, self.offsets, self.ids)
+        ragged.check_values(self.values, self.offsets, self.ids, self.feature_names)
 
     @classmethod
     def from_arrays(
@@ -270,12 +240,12 @@ class IrregularSeries:
             >>> IrregularSeries.from_arrays([[0.0, 1.0], [0.5]], [[1.0, 2.0], [3.0]])
             IrregularSeries(2 series, 3 observations of 1 feature, lengths 1 to 2)
         """
-        rows = flatten(times, values)
+        rows = ragged.flatten(times, values)
         if sort:
             order = np.lexsort((rows.times, series_of_rows(rows.offsets)))
             rows = Rows(rows.times[order], rows.values[order], rows.offsets)
         series = cls(*rows, **others)
-        rows = merge_equal_times(rows, series.ids, duplicates=duplicates)
+        rows = ragged.merge_equal_times(rows, series.ids, duplicates=duplicates)
         return series._build(*rows, slice(None)).settle_empty(empty)
 
     @classmethod
@@ -379,8 +349,8 @@ class IrregularSeries:
 
     def take(self, index: Any) -> IrregularSeries:
         """Return the series at these positions, in this order; a position may occur repeatedly."""
-        index = positions_of(index, len(self))
-        rows, offsets = rows_of_series(self.offsets, index)
+        index = ragged.positions_of(index, len(self))
+        rows, offsets = ragged.rows_of_series(self.offsets, index)
         return self._build(self.times[rows], self.values[rows], offsets, index)
 
     def _single(self, position: int) -> SingleSeries:
@@ -437,14 +407,10 @@ class IrregularSeries:
             " to have predictions for them too",
         )
 
-    def decode_times(
-        self, times: Float[np.ndarray, "..."] | None = None, positions: Any = None
-    ) -> np.ndarray:
-        """Return times as the numbers, dates (UTC) or durations that they came from.
+    def decode_times(self, times: Any = None, positions: Any = None) -> np.ndarray:
+        """Return times of any shape, or all times [T], as numbers, dates (UTC) or durations.
 
-        Args:
-            times: Times in the unit of this container, of any shape; its own [T] if not given.
-            positions: The series of each time; broadcast against `times`.
+        `positions` are the series of the times, broadcast against them.
 
         Example:
             >>> IrregularSeries.from_arrays([[0.0, 2.0]], [[1.0, 1.0]]).decode_times()
@@ -456,11 +422,9 @@ class IrregularSeries:
         return self.time_axis.decode(times, self._origin_of(positions))
 
     def encode_times(self, moments: Any, positions: Any = None) -> Float[np.ndarray, "..."]:
-        """Return dates, durations or numbers as times in the unit of this container.
+        """Return numbers, `datetime64` (UTC) or `timedelta64` of any shape as times in `unit`.
 
-        Args:
-            moments: Numbers, or `datetime64` (UTC) or `timedelta64` arrays, of any shape.
-            positions: The series of each of them; broadcast against `moments`.
+        `positions` are the series of the moments, broadcast against them.
 
         Example:
             >>> IrregularSeries.from_arrays([[0.0, 2.0]], [[1.0, 1.0]]).encode_times([3])
@@ -500,16 +464,12 @@ class IrregularSeries:
 
 def _same(a: Any, b: Any) -> bool:
     if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
-        both_real = a.dtype.kind == "f" and b.dtype.kind == "f"
-        return bool(np.array_equal(a, b, equal_nan=both_real))
+        return bool(np.array_equal(a, b, equal_nan=a.dtype.kind == b.dtype.kind == "f"))
     return type(a) is type(b) and a == b
 
 
 def concatenate(parts: Sequence[IrregularSeries]) -> IrregularSeries:
-    """Return one container with the series of several, in order.
-
-    Args:
-        parts: At least one; features, static features, labels and time axis must agree.
+    """Return one container with the series of several, whose features and time axis must agree.
 
     Example:
         >>> one = IrregularSeries.from_arrays([[0.0, 1.0]], [[1.0, 2.0]], ids=["a"])
@@ -529,7 +489,6 @@ def concatenate(parts: Sequence[IrregularSeries]) -> IrregularSeries:
         for name in ("labels", "static"):
             if (getattr(part, name) is None) != (getattr(first, name) is None):
                 raise ValueError(f"part 0 and part {number} must both have {name}, or neither")
-
     changes: dict[str, Any] = {"static_names": first.static_names}
     for name in ("times", "values", "ids", "static", "labels", "origins"):
         if getattr(first, name) is not None:
@@ -558,14 +517,8 @@ def to_frame(
     """Return a table with a row per observation, as `from_frame` reads it.
 
     Static features and labels are repeated in each row of their series, and times are as they
-    came. Series without rows cannot be seen in such a table.
-
-    Args:
-        series: The series.
-        library: `pandas`, `polars` or `pyarrow`: whose table to return.
-        id: Name of the column of ids.
-        time: Name of the column of times.
-        label: Name of the label column; several targets get `_0`, `_1`, ... appended.
+    came. Series without rows cannot be seen in such a table. `library` is `pandas`, `polars` or
+    `pyarrow`; `id`, `time` and `label` name columns, and several targets are `label_0`, `label_1`.
     """
     check_choice("library", library, ("pandas", "polars", "pyarrow"))
     pa = need("pyarrow", extra="data")

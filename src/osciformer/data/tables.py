@@ -25,6 +25,9 @@ from osciformer.data.ragged import (
 )
 from osciformer.data.series import NANOSECONDS, Empty, IrregularSeries, TimeAxis, TimeKind
 
+# The code of each row's entry [T], and the distinct entries.
+Codes = tuple[Int[np.ndarray, "T"], np.ndarray]
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -33,41 +36,30 @@ class Layout:
     Wide: a row has an id, a time and one column per feature. Narrow: a row has an id, a time, the
     name of a variable and its value; give `variable` and `value`. Rows may come in any order.
 
-    Args:
-        id: Column that says which series a row belongs to.
-        time: Column of times: numbers, dates (with or without time zone) or durations.
-        values: Feature columns, or variables in the narrow layout; all others if not given.
-        variable: Column with the name of the variable, in the narrow layout.
-        value: Column with its value, in the narrow layout.
-        static: Columns (or variables) that have one value per series.
-        label: Column of classes or targets, constant within a series; or a list of real targets.
-        unit: Unit of the times when they are dates or durations: ns, us, ms, s, min, h or d.
-        origin: `series`, each series begins at time 0; `absolute`, numbers stay as they are and
-            dates count from 1970-01-01 UTC; `auto`, `series` for dates and `absolute` otherwise.
-        time_format: How to read times that are text: `iso`, or a format as of `strptime`.
-        duplicates: For several values at one time of a series: `error`, `mean`, `last` or `keep`.
-            By default an error in the wide layout and the mean in the narrow one.
-        empty: For series without any value: `error`, `drop` or `keep`.
-        allow_absent: Take `values` and `static` that the table lacks as missing throughout.
-
     Example:
         >>> Layout(id="patient", time="hour", label="died").columns
         ('patient', 'hour', 'died')
     """
 
-    id: str
-    time: str
+    id: str  #: Column that says which series a row belongs to.
+    time: str  #: Column of times: numbers, dates (with or without time zone) or durations.
+    #: Feature columns, or variables in the narrow layout; all others if not given.
     values: Sequence[str] | None = None
-    variable: str | None = None
-    value: str | None = None
-    static: Sequence[str] = ()
+    variable: str | None = None  #: Column with the name of the variable, in the narrow layout.
+    value: str | None = None  #: Column with its value, in the narrow layout.
+    static: Sequence[str] = ()  #: Columns (or variables) that have one value per series.
+    #: Column of classes or targets, constant within a series; or a list of real targets.
     label: str | Sequence[str] | None = None
-    unit: str = "s"
+    unit: str = "s"  #: Unit of dates and durations as numbers: ns, us, ms, s, min, h or d.
+    #: `series`, each series begins at time 0; `absolute`, numbers stay as they are and dates count
+    #: from 1970-01-01 UTC; `auto`, `series` for dates and `absolute` otherwise.
     origin: Literal["auto", "series", "absolute"] = "auto"
-    time_format: str | None = None
+    time_format: str | None = None  #: How to read text as times: `iso`, or as of `strptime`.
+    #: For several values at one time of a series: `error`, `mean`, `last` or `keep`. By default an
+    #: error in the wide layout and the mean in the narrow one.
     duplicates: Duplicates | None = None
-    empty: Empty = "error"
-    allow_absent: bool = False
+    empty: Empty = "error"  #: For series without any value: `error`, `drop` or `keep`.
+    allow_absent: bool = False  #: Take features that the table lacks as missing throughout.
 
     def __post_init__(self) -> None:
         for name in ("values", "static"):
@@ -141,16 +133,13 @@ def make_layout(layout: Layout | None, columns: dict[str, Any]) -> Layout:
 
 
 def from_frame(frame: Any, layout: Layout | None = None, **settings: Any) -> IrregularSeries:
-    """Return the series of a table with a row per observation.
+    """Return the series of a table with a row per observation, in the order of their first rows.
 
     Args:
         frame: A pandas, polars or pyarrow table, another one with the Arrow PyCapsule interface,
             or a dict of columns.
         layout: Which column means what; or give the arguments of `Layout` by name.
         **settings: Arguments of `Layout`; they win over `layout`.
-
-    Returns:
-        The series, in the order in which their ids first appear, sorted by time.
 
     Example:
         >>> table = {"who": ["a", "b", "a"], "hour": [1.0, 0.0, 0.0], "pulse": [80, 70, None]}
@@ -163,7 +152,7 @@ def from_frame(frame: Any, layout: Layout | None = None, **settings: Any) -> Irr
     if table.num_rows == 0:
         raise ValueError("the table has no rows")
     rows = sorted_rows(table, layout)
-    names = _feature_names(rows, layout)
+    names = feature_names(table, layout, rows.variables and rows.variables.names)
     return IrregularSeries(
         *_read_values(rows, layout, names),
         ids=rows.ids,
@@ -267,16 +256,14 @@ def sorted_rows(table: Any, layout: Layout) -> SortedRows:
             f"column {layout.time!r} has {int(wrong.sum())} rows with a time that is not finite, "
             f"in series {name_some(ids[np.unique(codes[wrong])])}; drop those rows"
         )
-    order = None
-    steps = np.diff(codes)
+    order, steps = None, np.diff(codes)
     if (steps < 0).any() or ((steps == 0) & (ticks[1:] < ticks[:-1])).any():
         order = np.lexsort((ticks, codes))  # stable: rows at one time keep their order
         ticks = ticks[order]
     offsets = offsets_of(np.bincount(codes, minlength=len(ids)))
     origins = ticks[offsets[:-1]] if axis.origin == "series" else None
     repeated = None if origins is None else np.repeat(origins, np.diff(offsets))
-    times = axis.encode(ticks, repeated)
-    rows = SortedRows(table, order, offsets, ids, times, axis, origins)
+    rows = SortedRows(table, order, offsets, ids, axis.encode(ticks, repeated), axis, origins)
     if not layout.is_narrow:
         return rows
     name = str(layout.variable)
@@ -285,29 +272,23 @@ def sorted_rows(table: Any, layout: Layout) -> SortedRows:
     return replace(rows, variables=_Variables(tuple(map(str, names)), rows.sort(codes), values))
 
 
-def _feature_names(rows: SortedRows, layout: Layout) -> tuple[str, ...]:
+def feature_names(table: Any, layout: Layout, variables: Sequence[str] | None) -> tuple[str, ...]:
     """Return the features by name; those that the layout names are there, unless allowed absent."""
-    present = rows.table.column_names
-    if rows.variables is None:
-        names = layout.values or unnamed_features(rows.table, layout)
+    if variables is None:
+        # The index of a pandas frame is no feature.
+        index = (table.schema.pandas_metadata or {}).get("index_columns", [])
+        taken = {*layout.columns, *layout.static, *(name for name in index if type(name) is str)}
+        names = layout.values or tuple(name for name in table.column_names if name not in taken)
         if not names:
-            raise ValueError(f"the table has no feature columns besides {present}")
+            raise ValueError(f"the table has no feature columns besides {table.column_names}")
         return tuple(names)
-    variables = rows.variables.names
     names = layout.values or tuple(sorted(set(variables) - set(layout.static)))
     if not names:
         raise ValueError(f"column {layout.variable!r} names no variable besides static ones")
     if not layout.allow_absent:
         check_columns(variables, names, what=f"entry in column {layout.variable!r} called")
-        check_columns((*present, *variables), layout.static)
+        check_columns((*table.column_names, *variables), layout.static)
     return tuple(names)
-
-
-def unnamed_features(table: Any, layout: Layout) -> tuple[str, ...]:
-    """Return the columns without a role, less those that were the index of a pandas frame."""
-    index = (table.schema.pandas_metadata or {}).get("index_columns", [])
-    taken = {*layout.columns, *layout.static, *(name for name in index if isinstance(name, str))}
-    return tuple(name for name in table.column_names if name not in taken)
 
 
 def _read_values(rows: SortedRows, layout: Layout, names: tuple[str, ...]) -> Rows:
@@ -434,7 +415,8 @@ def check_layout(present: Sequence[str], layout: Layout) -> None:
 def read_numbers(column: Any, name: str, *, role: str) -> Float[np.ndarray, "T"]:
     """Return a column of numbers or booleans as float32, null as NaN; `role` is for messages."""
     pa, pc = need("pyarrow", extra="data"), need("pyarrow.compute", extra="data")
-    kind, types = _decoded_type(column.type), pa.types
+    column, types = _decode(column), pa.types
+    kind = column.type
     is_numeric = (types.is_integer, types.is_floating, types.is_boolean, types.is_decimal)
     if not any(is_kind(kind) for is_kind in (*is_numeric, types.is_null)):
         raise advise(
@@ -444,13 +426,12 @@ def read_numbers(column: Any, name: str, *, role: str) -> Float[np.ndarray, "T"]
             "naming the columns to use: ",
             Mention("values", python="values=[...]"),
         )
-    column = _decode(column)
     if types.is_boolean(kind) or types.is_decimal(kind):  # Arrow has no direct cast to float32
         column = pc.cast(column, pa.int8() if types.is_boolean(kind) else pa.float64())
     return np.asarray(pc.cast(column, pa.float32(), safe=False))
 
 
-def read_codes(column: Any) -> tuple[Int[np.ndarray, "T"], np.ndarray]:
+def read_codes(column: Any) -> Codes:
     """Return the code of each row's entry (-1 for null and NaN), and the entries as they appear."""
     pa, pc = need("pyarrow", extra="data"), need("pyarrow.compute", extra="data")
     column = _decode(column)
@@ -464,9 +445,7 @@ def read_codes(column: Any) -> tuple[Int[np.ndarray, "T"], np.ndarray]:
     return codes.astype(np.int64), entries.astype(np.str_) if entries.dtype == object else entries
 
 
-def read_full_codes(
-    column: Any, name: str, what: str, *, first_row: int = 0
-) -> tuple[Int[np.ndarray, "T"], np.ndarray]:
+def read_full_codes(column: Any, name: str, what: str, *, first_row: int = 0) -> Codes:
     """Return what `read_codes` does, and refuse rows without an entry; `what` is for messages."""
     codes, entries = read_codes(column)
     if (codes < 0).any():
@@ -480,8 +459,7 @@ def read_full_codes(
 def read_times(column: Any, layout: Layout) -> tuple[np.ndarray, TimeAxis]:
     """Return times as ticks [T], as `TimeAxis.encode` takes them, and the axis."""
     pa, pc = need("pyarrow", extra="data"), need("pyarrow.compute", extra="data")
-    types = pa.types
-    column = _decode(column)
+    types, column = pa.types, _decode(column)
     if _kind_of(column.type) == "text":
         column = _parse_text_times(column, layout)
     if column.null_count:
@@ -505,13 +483,8 @@ def read_times(column: Any, layout: Layout) -> tuple[np.ndarray, TimeAxis]:
         # In 64 bits, so that differences of small integers cannot overflow.
         wide = pa.int64() if types.is_integer(column.type) else pa.float64()
         return np.asarray(pc.cast(column, wide)), TimeAxis(origin=origin)
-    axis = TimeAxis(
-        kind,
-        unit=layout.unit,
-        resolution=column.type.unit,
-        timezone=column.type.tz if kind == "datetime" else None,
-        origin=origin,
-    )
+    zone = getattr(column.type, "tz", None)  # durations have none
+    axis = TimeAxis(kind, layout.unit, column.type.unit, zone, origin)
     return np.asarray(pc.cast(column, pa.int64())), axis
 
 
@@ -541,27 +514,18 @@ def _parse_text_times(column: Any, layout: Layout) -> Any:
 
 def _decode(column: Any) -> Any:
     """Return the column with categories spelled out, and text as ordinary text."""
-    pa = need("pyarrow", extra="data")
-    kind = _decoded_type(column.type)
-    if kind == column.type:
-        return column
-    if pa.types.is_dictionary(column.type) and kind != column.type.value_type:
+    pa, kind = need("pyarrow", extra="data"), column.type
+    is_dictionary = pa.types.is_dictionary(kind)
+    spelled = kind.value_type if is_dictionary else kind
+    plain = pa.large_string() if pa.types.is_string_view(spelled) else spelled
+    if is_dictionary and plain != spelled:
         # Arrow spells out categories of ordinary text, but not those of the views of polars.
         parts = [
-            pa.DictionaryArray.from_arrays(chunk.indices, chunk.dictionary.cast(kind))
+            pa.DictionaryArray.from_arrays(chunk.indices, chunk.dictionary.cast(plain))
             for chunk in column.chunks
         ]
-        column = pa.chunked_array(parts, pa.dictionary(column.type.index_type, kind))
-    return column.cast(kind)
-
-
-def _decoded_type(kind: Any) -> Any:
-    pa = need("pyarrow", extra="data")
-    if pa.types.is_dictionary(kind):
-        return _decoded_type(kind.value_type)
-    if pa.types.is_string_view(kind):
-        return pa.large_string()
-    return kind
+        column = pa.chunked_array(parts, pa.dictionary(kind.index_type, plain))
+    return column if plain == kind else column.cast(plain)
 
 
 def _kind_of(kind: Any) -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any, Literal, TypeVar, get_args
+from dataclasses import KW_ONLY, asdict, dataclass, field
+from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 import numpy as np
 import torch
@@ -27,9 +27,6 @@ class ColumnStatistics:
 
     Means and spreads are exact. Quantiles are exact up to `SAMPLE_SIZE` values of a column; beyond
     that they come from a sample that depends on the row numbers only, not on the chunks.
-
-    Args:
-        num_columns: Number of columns F.
 
     Example:
         >>> table = ColumnStatistics(1)
@@ -59,12 +56,9 @@ class ColumnStatistics:
                 self._update_column(column, rows[observed, column], priority[observed])
         return self
 
-    def _update_column(
-        self, column: int, values: Float[np.ndarray, "T"], priority: Int[np.ndarray, "T"]
-    ) -> None:
+    def _update_column(self, column: int, values: np.ndarray, priority: np.ndarray) -> None:
         exact = values.astype(np.float64)
-        before, added = self.count[column], len(values)
-        mean = exact.mean()
+        before, added, mean = self.count[column], len(values), exact.mean()
         shift = mean - self.mean[column]
         # Moments of two parts together, without subtracting large sums (Chan et al. 1979).
         self.mean[column] += shift * added / (before + added)
@@ -234,8 +228,7 @@ def _smallest_scale(center: Float[np.ndarray, "F"]) -> Float[np.ndarray, "F"]:
     return 1e-6 * np.abs(center) + 1e-30
 
 
-@dataclass(frozen=True)
-class _Scales:
+class _Scales(NamedTuple):
     """What a transform has learned."""
 
     values: ColumnScaler
@@ -245,16 +238,9 @@ class _Scales:
     time_span: float
 
 
+@dataclass(eq=False)
 class SeriesTransform:
     """Scaling of values, static features and times, fitted on training data only.
-
-    Args:
-        values: `standard` (mean and standard deviation), `robust` (median and quartiles), `asinh`
-            (the arsinh of `robust`, for values of many orders of magnitude) or `none`.
-        static: The same for static features.
-        clip: Bound on the absolute scaled value, against outliers; None for no bound.
-        time: `span` makes the longest span of a training series the unit of time and the earliest
-            time 0; `none` keeps times, since models have a time scale of their own.
 
     Example:
         >>> train = IrregularSeries.from_arrays([[0.0, 4.0], [1.0]], [[1.0, 3.0], [5.0]])
@@ -265,22 +251,24 @@ class SeriesTransform:
         4.0
     """
 
-    def __init__(
-        self,
-        values: Scaling = "standard",
-        *,
-        static: Scaling = "standard",
-        clip: float | None = None,
-        time: TimeScaling = "none",
-    ) -> None:
-        check_choice("values", values, get_args(Scaling))
-        check_choice("static", static, get_args(Scaling))
-        check_choice("time", time, get_args(TimeScaling))
-        if clip is not None and not 0 < clip < float("inf"):
-            raise ValueError(f"clip must be positive and finite, or None; got {clip}")
-        self.values, self.static, self.clip, self.time = values, static, clip, time
-        self.statistics: SeriesStatistics | None = None
-        self._fitted: _Scales | None = None
+    #: `standard` (mean and standard deviation), `robust` (median and quartiles), `asinh` (the
+    #: arsinh of `robust`, for values of many orders of magnitude) or `none`.
+    values: Scaling = "standard"
+    _: KW_ONLY
+    static: Scaling = "standard"  #: The same for static features.
+    clip: float | None = None  #: Bound on the absolute scaled value, against outliers.
+    #: `span` makes the longest span of a training series the unit of time and the earliest time 0;
+    #: `none` keeps times, since models have a time scale of their own.
+    time: TimeScaling = "none"
+    statistics: SeriesStatistics | None = field(default=None, init=False, repr=False)
+    _fitted: _Scales | None = field(default=None, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        check_choice("values", self.values, get_args(Scaling))
+        check_choice("static", self.static, get_args(Scaling))
+        check_choice("time", self.time, get_args(TimeScaling))
+        if self.clip is not None and not 0 < self.clip < float("inf"):
+            raise ValueError(f"clip must be positive and finite, or None; got {self.clip}")
 
     def fit(self, series: IrregularSeries) -> SeriesTransform:
         """Learn the scales of training series, forgetting earlier ones, and return this object."""
@@ -301,10 +289,10 @@ class SeriesTransform:
             found = self.statistics
             if found is None:
                 raise RuntimeError("this transform is not fitted; call fit or partial_fit first")
-            static = found.static and ColumnScaler.fit(found.static, self.static, self.clip)
+            static = found.static
             self._fitted = _Scales(
                 ColumnScaler.fit(found.features, self.values, self.clip),
-                static,
+                None if static is None else ColumnScaler.fit(static, self.static, self.clip),
                 found.feature_names,
                 time_reference=found.first_time if np.isfinite(found.first_time) else 0.0,
                 time_span=found.longest_span if found.longest_span > 0 else 1.0,
@@ -373,7 +361,7 @@ class SeriesTransform:
     def to_dict(self) -> dict[str, Any]:
         """Return settings and scales as plain values, for JSON."""
         settings = {name: getattr(self, name) for name in ("values", "static", "clip", "time")}
-        plain = dict(vars(self._scales))
+        plain = self._scales._asdict()
         for name in ("values", "static"):
             plain[name] = plain[name] and plain[name].to_dict()
         return {"settings": settings, "scales": plain | {"feature_names": list(self.feature_names)}}

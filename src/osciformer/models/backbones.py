@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from osciformer._text import did_you_mean
-from osciformer._types import Bool, Float, Tensor
+from osciformer._types import Float, Tensor
 from osciformer.config import OsciFormerConfig, TaskConfig, refuse_unknown
 from osciformer.models.forward_fill import positive_gaps
 from osciformer.models.osciformer import OsciFormer
@@ -182,12 +182,9 @@ class Backbone(nn.Module, ABC):
         """Set all that depends on the times of the training set, which has a positive gap."""
 
     def fit_time_scale(
-        self,
-        times: Float[Tensor, "B N"],
-        mask: Bool[Tensor, "B N"] | None = None,
-        generator: torch.Generator | None = None,
+        self, times: Tensor, mask: Tensor | None = None, generator: torch.Generator | None = None
     ) -> Self:
-        """Set the unit of time, and what else depends on it, from the times of the training set.
+        """Set the unit of time, and what else depends on it, from the training times `[B, N]`.
 
         If no series has two distinct times there is no scale to find, and all stays as it is.
         """

@@ -128,17 +128,14 @@ class TaskModel(nn.Module):
         self.backbone: Backbone = make_backbone(config, self.inputs.num_columns, **options)
 
     def fit_time_scale(
-        self,
-        times: Float[Tensor, "B N"],
-        mask: Bool[Tensor, "B N"] | None = None,
-        generator: torch.Generator | None = None,
+        self, times: Tensor, mask: Tensor | None = None, generator: torch.Generator | None = None
     ) -> Self:
         """Set the unit of time, the unit of ages, and frequencies that come from the data.
 
         Args:
-            times: Times of the training set, or of a fair sample. If no series has two distinct
-                times, nothing is changed.
-            mask: True where an observation is present.
+            times: Times `[B, N]` of the training set, or of a fair sample. If no series has two
+                distinct times, nothing is changed.
+            mask: True where an observation is present, `[B, N]`.
             generator: Source of randomness of the spectra.
 
         Returns:

@@ -347,7 +347,7 @@ class OscillatorAttention(nn.Module):
             out, weights = self._read(reads, x, kv, times, mask, return_internals)
         if checks is not None:
             checks.finish()
-        if weights is None:
+        if not return_internals or weights is None:
             return out
         return out, AttentionInternals(
             weights=weights,

@@ -19,26 +19,18 @@ from osciformer.data.errors import UnreadableFileError
 
 def load_copy(request: Request) -> Any:
     """Return the events of one split, and of one fold where there are folds."""
-    compute = need("pyarrow.compute", extra="data")
-    table = _read_copy(request)
+    pa, compute = need("pyarrow", extra="data"), need("pyarrow.compute", extra="data")
+    (path,) = request.files.values()
+    table = need("pyarrow.parquet", extra="data").read_table(path)
+    if "test_fold_mask" in table.column_names:  # bit k: the sequence is a test one in fold k + 1
+        assert request.fold is not None  # the registry refuses a request without
+        bit = table["test_fold_mask"].to_numpy() >> (request.fold - 1) & 1
+        table = table.filter(pa.array(bit == (request.split == "test")))
+        return table.drop_columns(["split", "test_fold_mask"])
     for name, wanted in (("fold", request.fold), ("split", request.split)):
         if wanted is not None and name in table.column_names:
             table = table.filter(compute.equal(table[name], wanted)).drop_columns(name)
     return table
-
-
-def load_stackoverflow_copy(request: Request) -> Any:
-    """Return the sequences that are, or are not, in the test part of a fold."""
-    assert request.fold is not None  # the registry refuses a request without
-    table = _read_copy(request)
-    bit = table["test_fold_mask"].to_numpy() >> (request.fold - 1) & 1
-    table = table.filter(need("pyarrow", extra="data").array(bit == (request.split == "test")))
-    return table.drop_columns(["split", "test_fold_mask"])
-
-
-def _read_copy(request: Request) -> Any:
-    (path,) = request.files.values()
-    return need("pyarrow.parquet", extra="data").read_table(path)
 
 
 def load_text(request: Request) -> Any:

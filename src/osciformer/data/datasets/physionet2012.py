@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path, PurePosixPath
-from typing import IO, Any
+from typing import Any
 
 from osciformer._optional import need
 from osciformer.data.archives import iter_members
@@ -39,7 +39,7 @@ _FIRST_WEIGHT = "first Weight"
 _DESCRIPTORS = (*STATIC[:-1], _FIRST_WEIGHT)
 _KNOWN = {*PARAMETERS, *STATIC}
 _HEADER = "Time,Parameter,Value"
-_LINE = re.compile(r"^(\d+):([0-5]\d),([^,\n]*),([-+]?[\d.]+(?:[eE][-+]?\d+)?)\r?$", re.MULTILINE)
+_LINE = re.compile(r"(\d+):([0-5]\d),([^,]*),([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)")
 # Set-a unpacks to about 35 MB.
 _MAX_BYTES = 1 << 30
 
@@ -94,23 +94,22 @@ def _to_series(entries: Any, outcomes: Any) -> IrregularSeries:
 
 def _read_records(archive: Path) -> Any:
     """Return the entries of all records in `set-a.tar.gz`, `set-a.zip` and the like."""
-    pandas, columns = need("pandas", extra="data"), ([], [], [], [])
-
-    def is_record(name: str) -> bool:
-        path = PurePosixPath(name)
-        return path.suffix == ".txt" and path.stem.isdigit()
-
-    for name, text in iter_members(archive, is_record, _read_text, max_bytes=_MAX_BYTES):
-        lines, found = text.splitlines(), _LINE.findall(text)
+    pandas = need("pandas", extra="data")
+    columns: tuple[list[Any], ...] = ([], [], [], [])
+    members = iter_members(archive, _is_record, lambda file: file.read(), max_bytes=_MAX_BYTES)
+    for name, content in members:
+        text = content.decode("utf-8-sig")
+        lines = text.splitlines()
         if not lines or lines[0].strip() != _HEADER:
             raise UnreadableFileError(f"{name} must begin with the line {_HEADER!r}")
-        if len(found) != len(lines) - 1:
-            where, line = next(x for x in enumerate(lines[1:], 2) if not _LINE.fullmatch(x[1]))
+        matches = [_LINE.fullmatch(line) for line in lines[1:]]
+        if None in matches:
+            where = matches.index(None) + 1
             raise UnreadableFileError(
-                f"{name}, line {where}: expected hh:mm,parameter,number; got {line!r}"
+                f"{name}, line {where + 1}: expected hh:mm,parameter,number; got {lines[where]!r}"
             )
         # RecordID repeats the name of the file; some lines have no parameter at all.
-        found = [entry for entry in found if entry[2] not in ("RecordID", "")]
+        found = [match.groups() for match in matches if match and match[3] not in ("RecordID", "")]
         _refuse_unknown({entry[2] for entry in found}, name)
         columns[0].extend([int(PurePosixPath(name).stem)] * len(found))
         columns[1].extend([60 * int(hour) + int(minute) for hour, minute, _, _ in found])
@@ -122,8 +121,8 @@ def _read_records(archive: Path) -> Any:
     return pandas.DataFrame(dict(zip(names, columns, strict=True)))
 
 
-def _read_text(stream: IO[bytes]) -> str:
-    return stream.read().decode("utf-8-sig")
+def _is_record(name: str) -> bool:
+    return re.fullmatch(r"(.*/)?\d+\.txt", name) is not None
 
 
 def _refuse_unknown(parameters: Any, where: str) -> None:

@@ -17,43 +17,35 @@ from osciformer.data.errors import UnreadableFileError
 from osciformer.data.files import parse_ts
 from osciformer.data.series import IrregularSeries
 
-_RESAMPLED = ("train", "val", "test")
+_ARCHIVED, _RESAMPLED = ("train", "test"), ("train", "val", "test")
 # Unpacked, the largest of these sets takes well below a gigabyte.
 _MAX_BYTES = 2 << 30
 
 
 def load_copy(request: Request, classes: tuple[str, ...] | None = None) -> IrregularSeries:
-    """Return a part of a compact copy with the archive's train and test parts."""
+    """Return a part of a compact copy: of the archive's, or of a random split (fold 1 to 5)."""
     (path,) = request.files.values()
+    split, fold = request.split, request.fold
     with np.load(path, allow_pickle=False) as arrays:
         try:
-            values, lengths, labels = (
-                arrays[f"{key}_{request.split}"] for key in ("X", "len", "y")
-            )
             names = np.array(classes) if classes else arrays["classes"]
+            if fold is None:
+                values, lengths, labels = (arrays[f"{key}_{split}"] for key in ("X", "len", "y"))
+                series = IrregularSeries.from_padded(values, lengths=lengths, labels=names[labels])
+                return _named(series, split)
+            whole = "X" in arrays
+            values, labels = (
+                arrays[key] if whole else np.concatenate([arrays[f"{key}_{p}"] for p in _ARCHIVED])
+                for key in ("X", "y")
+            )
+            part = arrays["split" if whole else "split5"][:, fold - 1]
         except KeyError as error:
             raise UnreadableFileError(f"{path}: {error}") from error
-    series = IrregularSeries.from_padded(values, lengths=lengths, labels=names[labels])
-    return _named(series, request.split)
-
-
-def load_resampled(request: Request, classes: tuple[str, ...] | None = None) -> IrregularSeries:
-    """Return a part of one of five random splits (fold 1 to 5) of all series together."""
-    assert request.fold is not None  # the registry refuses a request without
-    (path,) = request.files.values()
-    with np.load(path, allow_pickle=False) as arrays:
-        if "X" in arrays:
-            values, labels, split = arrays["X"], arrays["y"], arrays["split"]
-            names = np.array(classes)
-        else:
-            values = np.concatenate([arrays["X_train"], arrays["X_test"]])
-            labels = np.concatenate([arrays["y_train"], arrays["y_test"]])
-            split, names = arrays["split5"], arrays["classes"]
-    chosen = np.flatnonzero(split[:, request.fold - 1] == _RESAMPLED.index(request.split))
-    lengths = np.full(len(chosen), values.shape[1])
+    ids = np.flatnonzero(part == _RESAMPLED.index(split))
+    lengths = np.full(len(ids), values.shape[1])
     return _named(
         IrregularSeries.from_padded(
-            values[chosen], lengths=lengths, labels=names[labels[chosen]], ids=chosen
+            values[ids], lengths=lengths, labels=names[labels[ids]], ids=ids
         )
     )
 
