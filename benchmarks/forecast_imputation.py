@@ -94,7 +94,10 @@ def ask_after(series: IrregularSeries, cut: float, horizon: float) -> Question:
     """Hide all after a time, and ask for what was observed within a horizon after it."""
     is_later = series.times > cut
     is_asked = is_later & (series.times <= cut + horizon)
-    return Question(queries.keep_rows(series, ~is_later), queries.keep_rows(series, is_asked))
+    shown, asked = (
+        queries.keep_rows(series, rows, series.values) for rows in (~is_later, is_asked)
+    )
+    return Question(shown, asked)
 
 
 def answer_by(model: Any, transform: SeriesTransform, question: Question) -> np.ndarray:

@@ -40,13 +40,13 @@ python_maximum_signature_line_length = 88
 nitpicky = True
 # Types of other packages, and shape strings such as "B N H C", have no page here.
 nitpick_ignore_regex = [(r"py:.*", r"(?!osciformer\.).*")]
+# Internal types in the signatures of public methods.
+nitpick_ignore_regex += [(r"py:class", r"osciformer\.(\w+\.)*_\w+(\.\w+)?")]
 nitpick_ignore = [
-    ("py:class", "osciformer.data.transforms.Array"),
+    ("py:class", "osciformer.baselines.contiformer.Motion"),
     ("py:class", "osciformer.baselines.gru_d.EncodedDirections"),
-    ("py:class", "osciformer.events.neural.osciformer_encoder._Prepared"),
+    ("py:class", "osciformer.data.transforms.Array"),
     ("py:class", "osciformer.events.scores.QuantileBand"),
-    ("py:class", "osciformer.models.backbones._Class"),
-    ("py:class", "osciformer.ops._checks.DeferredChecks"),
 ]
 
 # READMEs that are shown as pages, so that links between them lead to pages too.

@@ -19,8 +19,7 @@ import pandas as pd
 from sklearn.metrics import roc_auc_score
 from sklearn.model_selection import train_test_split
 
-from osciformer.data import IrregularSeries, from_frame
-from osciformer.estimators import OsciFormerClassifier
+from osciformer import IrregularSeries, OsciFormerClassifier, from_frame
 
 SEED = 0
 HOURS_TO_FALL = {"good": 0.5, "worn": 1.5}

@@ -17,9 +17,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from osciformer import IrregularSeries, OsciFormerForecaster, from_frame
 from osciformer._optional import need
-from osciformer.data import IrregularSeries, from_frame
-from osciformer.estimators import OsciFormerForecaster
 
 SEED = 0
 TIDE = 12.4  # hours

@@ -18,9 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
+from osciformer import IrregularSeries, OsciFormerImputer
 from osciformer._optional import need
-from osciformer.data import IrregularSeries
-from osciformer.estimators import OsciFormerImputer
 
 SEED = 0
 SPAN = 24.0  # hours

@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from osciformer.estimators import OsciFormerEventPredictor
+from osciformer import OsciFormerEventPredictor
 from osciformer.events import (
     EventSequences,
     HawkesProcess,

@@ -17,8 +17,8 @@ import torch
 mpl.use("Agg")
 from matplotlib import pyplot as plt
 
-from osciformer.data import IrregularSeries
-from osciformer.estimators import (
+from osciformer import (
+    IrregularSeries,
     OsciFormerClassifier,
     OsciFormerEventPredictor,
     OsciFormerForecaster,

@@ -5,8 +5,8 @@
 
 A hop is a function of the package that passes the rows on: it returns them (as a table, as series,
 as an array of all times or values, as a batch), or it waits for the model that gets them. The way
-begins with `osciformer fit table.csv` and ends where `SeriesModel.forward` gets the first batch. Each
-function counts once. Functions that only look at the rows (checks, statistics) do not count.
+begins with `osciformer fit table.csv` and ends where `SeriesModel.forward` gets the first batch.
+Each function counts once. Functions that only look at the rows (checks, statistics) do not count.
 """
 
 from __future__ import annotations
@@ -121,7 +121,9 @@ def draw(hops: list[str], path: Path) -> None:
     axis.plot(x, y, color="#d1d5db", lw=1, zorder=0)
     axis.scatter(x, y, c=[colours[i] for i in x], s=28)
     for place, row, hop in zip(x, y, hops, strict=True):
-        axis.annotate(hop.split(".", 1)[1], (place, row), (6, -3), textcoords="offset points", size=8)
+        axis.annotate(
+            hop.split(".", 1)[1], (place, row), (6, -3), textcoords="offset points", size=8
+        )
     axis.set_xticks(range(len(packages)), [f"osciformer.{name}" for name in packages])
     axis.xaxis.tick_top()
     axis.set_yticks(y[::5], [str(row + 1) for row in y[::5]])

@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 from types import ModuleType
 
 
 def need(name: str, *, extra: str) -> ModuleType:
-    """Return the optional module `name`, or say how to install it.
+    """Return the optional module `name`, or say which extra of this package brings it.
 
-    Args:
-        name: Dotted name of the module, such as `"matplotlib.pyplot"`.
-        extra: The extra of this package that brings it, such as `"plot"`.
-
-    Returns:
-        The imported module.
-
-    Raises:
-        ImportError: If the package is not installed. An error inside an installed package is passed
-            on as it is, since installing again would not mend it.
+    An error inside an installed package is passed on: installing it again would not help.
 
     Example:
         >>> need("json", extra="plot").dumps([1, 2])
@@ -33,3 +25,11 @@ def need(name: str, *, extra: str) -> ModuleType:
         raise ImportError(
             f'{name!r} is needed here and is not installed; run: pip install "osciformer[{extra}]"'
         ) from error
+
+
+def version_of(package: str) -> str | None:
+    """Return the version of an installed package; None if it is absent."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None

@@ -27,4 +27,13 @@ else:
 
         Bool = Complex = Float = Int = _Unchecked
 
+# What most modules take, by name: series and static features, tokens, and rows at query times.
+Values = Float[Tensor, "B N F"]
+Times = Float[Tensor, "B N"]
+Mask = Bool[Tensor, "B N"]
+Static = Float[Tensor, "B S"]
+Tokens = Float[Tensor, "B N D"]
+QueryTimes = Float[Tensor, "B M"]
+Reads = Float[Tensor, "B M D"]
+
 __all__ = ["Bool", "Complex", "Float", "Int", "Tensor"]

@@ -2,31 +2,14 @@
 
 A configuration is a frozen dataclass whose fields are made by `setting`, with a default and the
 allowed values; its docstring says what they mean. From these fields come the saved JSON, the YAML
-keys and flags of the command line, and the parameters of the estimators. The module imports neither
-torch nor any optional package, so `--help` stays fast.
-
-- `AttentionConfig` (the layer) and `OsciFormerConfig` (the encoder), with `PRESETS`.
-- `SeriesModelConfig`, `QueryModelConfig`, `EventModelConfig`: the models of the tasks.
-- `EstimatorConfig`: what an estimator needs besides a model and a training run.
-- `TrainConfig`: the training run.
-- `DataConfig`: the columns of a table.
-
-`settings(task)` lists everything that a user can set for a task as `Setting` objects. Defaults that
-differ between a task's estimator and the bare dataclass are in `TASK_DEFAULTS`, and nowhere else.
-
-A command line is generated like this:
-
-    for item in settings():               # of all tasks; settings("events") for one
-        item.flag, item.short, item.kind, item.help, item.default_text, item.panel
-    value = item.check(value)             # ValueError with what was expected
-    estimator = Estimator(**estimator_arguments(task, {"dim": 8, "seed": 0, "weight_decay": 0.1}))
-
-To add a setting, add a field and its line in the docstring, and read it where it takes effect.
+keys and flags of the command line, and the parameters of the estimators. To add a setting, add a
+field and its line in the docstring. The module does not import torch, so `--help` stays fast.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import re
 import types
@@ -39,7 +22,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, Self, get_args, get_origi
 
 from osciformer._text import check_choice, did_you_mean
 
-Kind = Literal["whole", "number", "switch", "text", "texts", "numbers", "mapping"]
+Kind = Literal["whole", "number", "switch", "text", "texts", "numbers", "mapping", "other"]
 TaskName = Literal["classification", "regression", "forecasting", "imputation", "events"]
 TASKS: tuple[str, ...] = get_args(TaskName)
 SERIES_TASKS, QUERY_TASKS, VALUE_TASKS, EVENT_TASKS = TASKS[:2], TASKS[2:4], TASKS[:4], TASKS[4:]
@@ -64,8 +47,7 @@ Scaling = Literal["asinh", "standard", "robust", "none"]
 Criterion = Literal["huber", "mse"]
 Auto = Literal["auto"]
 
-#: Frequencies for times that span about one unit, as `TimeScale` makes them: from slower than the
-#: whole window to about sixty turns within it.
+#: Frequencies for times that span about one unit, as `TimeScale` makes them.
 DEFAULT_OMEGA_RANGE = (0.1, 200.0)
 #: Names of frequency ranges that come from the training times, see `OsciFormer.fit_time_scale`.
 RANGES_OF_DATA = ("data", "typical")
@@ -73,15 +55,8 @@ RANGES_OF_DATA = ("data", "typical")
 #: What each preset changes, of the layer and of whole models.
 PRESETS: Mapping[str, Mapping[str, Any]] = {
     "default": {},
-    # The paper's section on experiments. It gives neither the dropout rate, for which 0.1 is usual,
-    # nor the number of layers, nor the width of the feed-forward.
-    "paper": {
-        "dim": 256,
-        "num_heads": 8,
-        "query": "ridge",
-        "omega_range": (1e-2, 10.0),
-        "dropout": 0.1,
-    },
+    # The paper gives neither the dropout rate, for which 0.1 is usual, nor depth and feed-forward.
+    "paper": dict(dim=256, num_heads=8, query="ridge", omega_range=(1e-2, 10.0), dropout=0.1),
 }
 
 # Settings that were removed, and the value that meant "off".
@@ -102,104 +77,165 @@ FRACTION = Range("from 0 to below 1", lambda x: 0 <= x < 1)
 INSIDE = Range("between 0 and 1", lambda x: 0 < x < 1)
 
 
-def setting(
-    default: Any = MISSING,
-    *,
-    within: Range | None = None,
-    panel: str | None = None,
-    tasks: tuple[str, ...] = TASKS,
-    parameter: str = "",
-    short: str = "",
-    is_automatic: bool = False,
-    is_free: bool = False,
-) -> Any:
-    """Return a dataclass field with the facts that flags, files and checks are made of.
-
-    What it means is said once, among the Attributes in the docstring of its class.
+def setting(default: Any = MISSING, *, tasks: tuple[str, ...] = TASKS, **facts: Any) -> Any:
+    """Return a field of a configuration; the Attributes of its class say what it means.
 
     Args:
         default: The default; a field without one must be given, and users do not set it.
-        within: Allowed numbers. Allowed words come from a `Literal` in the annotation.
-        panel: One of `PANELS`, if not that of its class; empty if users do not set it.
         tasks: Tasks that the setting belongs to, of those that use its class.
-        parameter: Name in the estimators, if it is another one than in files and flags.
-        short: A further flag.
-        is_automatic: Estimators may leave the number to `auto`.
-        is_free: A continued run may change it, as the result does not depend on it.
+        **facts: Further fields of `Setting`; `panel` is empty if users do not set it.
     """
-    facts: dict[str, Any] = {
-        "within": within,
-        "panel": panel,
-        "tasks": tasks,
-        "parameter": parameter,
-    }
-    facts |= {"short": short, "is_automatic": is_automatic, "is_free": is_free}
-    return dataclasses.field(default=default, metadata=facts)
+    defaults = {} if default is MISSING else dict.fromkeys(tasks, default)
+    return dataclasses.field(default=default, metadata={"defaults": defaults, **facts})
 
 
-class _Type(NamedTuple):
-    """What an annotation says: kind of value, allowed words, and whether None is allowed."""
-
-    kind: Kind | None
-    choices: tuple[str, ...]
-    is_optional: bool
+def _is_number(kind: type) -> Callable[[Any], bool]:
+    return lambda x: isinstance(x, kind) and not isinstance(x, bool)
 
 
-_KINDS: Mapping[Any, Kind] = {int: "whole", float: "number", bool: "switch", str: "text"}
-_WANTED: Mapping[str, str] = {
-    "whole": "a whole number",
-    "number": "a number",
-    "switch": "true or false",
-    "text": "a text",
-    "texts": "a list of names",
-    "numbers": "a list of numbers",
-    "mapping": "a mapping such as {'a': 1}, or a word",
+def _is_tuple_of(kind: type) -> Callable[[Any], bool]:
+    return lambda x: isinstance(x, tuple) and all(isinstance(item, kind) for item in x)
+
+
+_KINDS: Mapping[Kind, Range] = {
+    "whole": Range("a whole number", _is_number(Integral)),
+    "number": Range("a number", _is_number(Real)),
+    "switch": Range("true or false", lambda x: isinstance(x, bool)),
+    "text": Range("a text", lambda x: isinstance(x, str)),
+    "texts": Range("a list of names", _is_tuple_of(str)),
+    "numbers": Range("a list of numbers", _is_tuple_of(Real)),
+    "mapping": Range("a mapping like {'a': 1}, or a word", lambda x: isinstance(x, Mapping | str)),
+    "other": Range("checked by its own configuration", lambda x: True),
 }
+_SIMPLE: Mapping[Any, Kind] = {int: "whole", float: "number", bool: "switch", str: "text"}
+#: Settings that estimators take as keywords; the others go into `model_options` (panel Model) or
+#: `train_options` (panels Training and Processes).
+KEYWORDS = frozenset(
+    {"dim", "num_layers", "num_heads", "dropout", "head", "blend_with", "quantiles", "horizon"}
+    | {"covariates", "known_covariates", "hidden_fraction", "class_weight", "criterion"}
+    | {"learning_rate", "max_epochs", "batch_size", "validation_fraction", "random_state"}
+    | {"accelerator"}
+)
 
 
-def _read_type(annotation: Any) -> _Type:
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """A field of a configuration: something to set in an estimator, in a file or by a flag."""
+
+    name: str  # key in a YAML file
+    kind: Kind
+    help: str  # what it means
+    defaults: Mapping[str, Any]  # what holds if it is not given, by task that it belongs to
+    choices: tuple[str, ...] = ()  # allowed words, if they are limited
+    within: Range | None = None  # allowed numbers, if they are limited
+    is_optional: bool = False  # None (`none`) is allowed
+    is_automatic: bool = False  # `auto` is allowed where estimators want a number
+    is_free: bool = False  # a continued run may change it, as the result does not depend on it
+    parameter: str = ""  # name in Python, if it is another one
+    short: str = ""  # a further flag
+    panel: str = ""  # where `--help` shows it: one of `PANELS`, or nowhere
+
+    @property
+    def flag(self) -> str:
+        """The flag."""
+        return f"--{self.name.replace('_', '-')}"
+
+    @property
+    def python_name(self) -> str:
+        """The name in the estimators, or in `Layout`."""
+        return self.parameter or self.name
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """The tasks that it belongs to."""
+        return tuple(self.defaults)
+
+    @property
+    def default(self) -> Any:
+        """The default of the first of its tasks; see `defaults` for the others."""
+        return next(iter(self.defaults.values()))
+
+    @property
+    def default_text(self) -> str:
+        """The default in words, such as `32; 64 for events`; empty if it is None."""
+        by_word: dict[str, list[str]] = {}
+        for task, value in self.defaults.items():
+            word = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+            by_word.setdefault(word, []).append(task)
+        (first, _), *others = by_word.items()
+        shown = [] if first in ("", "None") else [first]
+        return "; ".join(shown + [f"{word} for {', '.join(tasks)}" for word, tasks in others])
+
+    @property
+    def group(self) -> str:
+        """The parameter of an estimator that holds it: `model_options`, or empty for its own."""
+        if self.python_name in KEYWORDS or self.panel == TABLE:
+            return ""
+        return "model_options" if self.panel == MODEL else "train_options"
+
+    @property
+    def wanted(self) -> str:
+        """What values are allowed, in words, such as `a whole number, auto, or none`."""
+        automatic = ", auto" if self.is_automatic else ""
+        return f"{_KINDS[self.kind].words}{automatic}{', or none' if self.is_optional else ''}"
+
+    def check(self, value: Any, *, is_settled: bool = False) -> Any:
+        """Return a value, lists as tuples; `auto` is an error if `is_settled`."""
+        if value is None and self.is_optional:
+            return None
+        if value == "auto" and self.is_automatic and not is_settled:
+            return value
+        if self.kind in ("texts", "numbers"):
+            value = (value,) if isinstance(value, str | Real) else tuples(value)
+        for allowed in (_KINDS[self.kind], self.within):
+            if allowed is not None and not allowed.contains(value):
+                none = ", or None" if self.is_optional else ""
+                raise ValueError(f"{self.name} must be {allowed.words}{none}; got {value!r}")
+        for item in value if isinstance(value, tuple) else (value,):
+            if self.choices:
+                check_choice(self.name, item, self.choices)
+        return value
+
+
+def _read_type(annotation: Any) -> dict[str, Any]:
+    """Return what an annotation says: kind of value, allowed words, and whether None is allowed."""
     is_union = get_origin(annotation) in (typing.Union, types.UnionType)
-    parts = list(get_args(annotation)) if is_union else [annotation]
-    is_optional = types.NoneType in parts
-    parts = [part for part in parts if part is not types.NoneType]
+    parts = set(get_args(annotation)) if is_union else {annotation}
+    found: dict[str, Any] = {"is_optional": types.NoneType in parts, "kind": "other"}
+    parts -= {types.NoneType}
     if any(get_origin(part) is Mapping for part in parts):
-        return _Type("mapping", (), True)
-    if len(parts) != 1:
-        return _Type(None, (), is_optional)  # checked by its own configuration
+        return {"is_optional": True, "kind": "mapping"}
+    if len(parts) > 1:
+        return found
     (part,) = parts
     if get_origin(part) is Literal:
-        return _Type("text", get_args(part), is_optional)
+        return {**found, "kind": "text", "choices": get_args(part)}
     if get_origin(part) is tuple:
         inner = _read_type(get_args(part)[0])
-        return _Type("texts" if inner.kind == "text" else "numbers", inner.choices, is_optional)
-    return _Type(_KINDS.get(part), (), is_optional)
+        kind = "texts" if inner["kind"] == "text" else "numbers"
+        return {**found, "kind": kind, "choices": inner.get("choices", ())}
+    return {**found, "kind": _SIMPLE.get(part, "other")}
 
 
-def _check_value(name: str, value: Any, kind: _Type, within: Range | None) -> Any:
-    """Return a value of a field, lists as tuples; a ValueError says what else is wanted."""
-    if value is None and kind.is_optional:
-        return None
-    if kind.kind in ("texts", "numbers"):
-        value = (value,) if isinstance(value, str | Real) else tuples(value)
-    is_good = {
-        "whole": lambda x: isinstance(x, Integral) and not isinstance(x, bool),
-        "number": lambda x: isinstance(x, Real) and not isinstance(x, bool),
-        "switch": lambda x: isinstance(x, bool),
-        "text": lambda x: isinstance(x, str),
-        "texts": lambda x: isinstance(x, tuple) and all(isinstance(item, str) for item in x),
-        "numbers": lambda x: isinstance(x, tuple) and all(isinstance(item, Real) for item in x),
-        "mapping": lambda x: isinstance(x, Mapping | str),
-        None: lambda x: True,
-    }[kind.kind]
-    none = ", or None" if kind.is_optional else ""
-    if not is_good(value):
-        raise ValueError(f"{name} must be {_WANTED[str(kind.kind)]}{none}; got {value!r}")
-    if kind.choices:
-        for item in value if isinstance(value, tuple) else (value,):
-            check_choice(name, item, kind.choices)
-    if within is not None and not within.contains(value):
-        raise ValueError(f"{name} must be {within.words}{none}; got {value!r}")
-    return value
+def _help_of(cls: type, name: str) -> str:
+    """Return what the docstring of a class, or of one that it extends, says about a field."""
+    for base in cls.__mro__:
+        _, _, listed = inspect.cleandoc(base.__doc__ or "").partition("Attributes:\n")
+        found = re.search(rf"^    {name}: (.+(?:\n        .+)*)", listed, re.MULTILINE)
+        if found:
+            return " ".join(found.group(1).replace("`", "").split())
+    return ""
+
+
+@functools.cache
+def _settings_of(cls: Any) -> dict[str, Setting]:
+    """Return the fields of a configuration as settings."""
+    hints = typing.get_type_hints(cls)
+    found = {}
+    for item in fields(cls):
+        facts = {"panel": cls.panel, **_read_type(hints[item.name]), **item.metadata}
+        found[item.name] = Setting(name=item.name, help=_help_of(cls, item.name), **facts)
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,18 +245,17 @@ class Config:
     panel: ClassVar[str] = MODEL
 
     def __post_init__(self) -> None:
-        kinds = _types_of(type(self))
-        for item in fields(self):
-            value = getattr(self, item.name)
-            checked = _check_value(item.name, value, kinds[item.name], item.metadata["within"])
-            object.__setattr__(self, item.name, checked)
+        for name, item in self._settings().items():
+            object.__setattr__(self, name, item.check(getattr(self, name), is_settled=True))
+
+    @classmethod
+    def _settings(cls) -> dict[str, Setting]:
+        kind: Any = cls  # mypy does not know that classes can be hashed
+        return _settings_of(kind)
 
     @classmethod
     def from_dict(cls, settings: Mapping[str, Any]) -> Self:
-        """Return the configuration that `to_dict` wrote; an unknown or missing key is an error.
-
-        Settings that were removed are passed over if they were off, and are an error otherwise.
-        """
+        """Return the configuration that `to_dict` wrote; an unknown or missing key is an error."""
         settings = without_removed(settings)
         refuse_unknown("setting", settings, [item.name for item in fields(cls)])
         for item in fields(cls):
@@ -233,31 +268,17 @@ class Config:
         return {item.name: plain(getattr(self, item.name)) for item in fields(self)}
 
     def differences(self, other: Mapping[str, Any]) -> list[str]:
-        """Return, in words, which settings of another run would give another result.
-
-        Args:
-            other: What `to_dict` gave for the other run; what it lacks, as an older version did not
-                know it, had the default.
+        """Return, in words, which settings of another run's `to_dict` would give another result.
 
         Example:
             >>> TrainConfig(seed=1).differences(TrainConfig(seed=2, verbose=1).to_dict())
             ['seed was 2, is 1']
         """
+        # What an older version did not know had the default.
         usual = {f.name: plain(f.default) for f in fields(self) if f.default is not MISSING}
-        free = {item.name for item in fields(self) if item.metadata["is_free"]}
-        mine = {name: value for name, value in self.to_dict().items() if name not in free}
+        known = self._settings()
+        mine = {name: x for name, x in self.to_dict().items() if not known[name].is_free}
         return differences({**usual, **without_removed(other)}, mine)
-
-
-_TYPES: dict[type, dict[str, _Type]] = {}
-
-
-def _types_of(cls: type) -> dict[str, _Type]:
-    """Return what the annotations of a configuration say; found once for each class."""
-    if cls not in _TYPES:
-        hints = typing.get_type_hints(cls)
-        _TYPES[cls] = {item.name: _read_type(hints[item.name]) for item in fields(cls)}
-    return _TYPES[cls]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -265,10 +286,6 @@ class AttentionConfig(Config):
     """Everything that decides the shape and behaviour of an `OscillatorAttention`.
 
     The fields are the arguments of the layer, which describes them.
-
-    Example:
-        >>> AttentionConfig.from_preset("paper", dim=32, query=None).query
-        'ridge'
     """
 
     dim: int = setting(within=POSITIVE_COUNT)
@@ -313,12 +330,10 @@ class AttentionConfig(Config):
 class OsciFormerConfig(AttentionConfig):
     """Everything that decides the shape and behaviour of an `OsciFormer`; all keyword-only.
 
-    Further fields are those of `AttentionConfig`, with other defaults for whole models.
-
     Attributes:
         omega_range: Ends of the frequencies per unit of the model's time, or taken from the
-            training times by `OsciFormer.fit_time_scale`: `"data"`, all that they can resolve, up
-            to half a turn over a short gap; or `"typical"`, up to half a turn over the median gap.
+            training times by `OsciFormer.fit_time_scale`: `"data"`, up to half a turn over a short
+            gap; or `"typical"`, up to half a turn over the median gap.
         input_dim: Number of features F.
         static_dim: Number of static features S.
         num_layers: Number of encoder blocks.
@@ -328,8 +343,6 @@ class OsciFormerConfig(AttentionConfig):
         >>> config = OsciFormerConfig.from_preset("paper", input_dim=3, dim=32)
         >>> config.query, config.dim, config.num_heads
         ('ridge', 32, 8)
-        >>> OsciFormerConfig.from_dict(config.to_dict()) == config
-        True
     """
 
     dim: int = setting(64, within=POSITIVE_COUNT)
@@ -356,7 +369,7 @@ class TaskConfig(Config):
         carry: Let each token also hold, per feature, the last known value and its age.
         backbone: `osciformer`, or for comparison `transformer` (sinusoidal time encoding), `gru_d`
             (one recurrent layer, whatever `num_layers` and `num_heads`), `contiformer`, or any name
-            of `register_backbone`. The model, which knows the backbone, checks name and options.
+            of `register_backbone`.
         backbone_options: Further settings of the backbone, by name (JSON); for `osciformer` those
             of `OsciFormerConfig` that are not above, and `preset`.
     """
@@ -374,16 +387,12 @@ class TaskConfig(Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        options = {name: tuples(value) for name, value in dict(self.backbone_options or {}).items()}
-        object.__setattr__(self, "backbone_options", options)
+        object.__setattr__(self, "backbone_options", tuples(dict(self.backbone_options or {})))
 
 
 @dataclass(frozen=True, kw_only=True)
 class SeriesModelConfig(TaskConfig):
-    """Everything that decides the shape and behaviour of a `SeriesModel`; all keyword-only.
-
-    Further fields are those of `TaskConfig`. Width, heads and dropout are lower: with one target a
-    series there is less to learn from.
+    """`TaskConfig` and everything else that decides a `SeriesModel`; all keyword-only.
 
     Attributes:
         output_dim: Number of outputs: classes, or targets of a regression.
@@ -391,15 +400,9 @@ class SeriesModelConfig(TaskConfig):
         skip: Also give the head simple statistics of the series.
         statistics: Which ones, see `summarise_series`: any of `last, mean, min, max, rise, count,
             std, age, first`.
-
-    Example:
-        >>> config = SeriesModelConfig(input_dim=37, output_dim=2, pool=["last", "mean"])
-        >>> config.pool, config.dim
-        (('last', 'mean'), 32)
-        >>> SeriesModelConfig.from_dict(config.to_dict()) == config
-        True
     """
 
+    # Lower than elsewhere: with one target a series there is less to learn from.
     dim: int = setting(32, within=POSITIVE_COUNT)
     num_heads: int = setting(1, within=POSITIVE_COUNT)
     dropout: float = setting(0.2, within=FRACTION)
@@ -414,31 +417,21 @@ class SeriesModelConfig(TaskConfig):
         for name, hint in (("pool", ""), ("statistics", "; for none there is skip=False")):
             kinds = getattr(self, name)
             if not kinds or len(set(kinds)) < len(kinds):
-                raise ValueError(
-                    f"{name} must name at least one kind, each once; got {kinds}{hint}"
-                )
+                problem = "must name at least one kind, each once"
+                raise ValueError(f"{name} {problem}; got {kinds}{hint}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class QueryModelConfig(TaskConfig):
-    """Everything that decides the shape and behaviour of a `QueryModel`; all keyword-only.
-
-    Further fields are those of `TaskConfig`. Both dropouts are lower: each series has many targets,
-    and a hidden value makes its neighbours harder to predict.
+    """`TaskConfig` and everything else that decides a `QueryModel`; all keyword-only.
 
     Attributes:
         quantiles: Levels of the predicted quantiles, increasing, within (0, 1).
         direction: `causal`, for forecasts: only observations at or before a query time count; or
             `bidirectional`, for imputation.
-
-    Example:
-        >>> config = QueryModelConfig(input_dim=3, direction="bidirectional")
-        >>> config.quantiles
-        (0.1, 0.5, 0.9)
-        >>> QueryModelConfig.from_dict(config.to_dict()) == config
-        True
     """
 
+    # Both are lower: a series has many targets, and hidden values make neighbours hard to predict.
     dropout: float = setting(0.1, within=FRACTION)
     observation_dropout: float = setting(0.0, within=FRACTION)
     quantiles: tuple[float, ...] = setting((0.1, 0.5, 0.9))
@@ -472,11 +465,6 @@ class EventModelConfig(Config):
         dropout: Dropout.
         num_components: Components of the `mixture` head.
         encoder_options: Further settings of the encoder, by name (JSON).
-
-    Example:
-        >>> config = EventModelConfig(num_types=3, head="softplus")
-        >>> EventModelConfig.from_dict(config.to_dict()) == config
-        True
     """
 
     num_types: int = setting(within=POSITIVE_COUNT)
@@ -511,11 +499,6 @@ class EstimatorConfig(Config):
         class_weight: none, `balanced`, or weights by class (JSON).
         label_smoothing: Part of the target that is spread over all classes.
         criterion: `huber` or `mse`.
-
-    Example:
-        >>> EstimatorConfig(validation_fraction=1.5)
-        Traceback (most recent call last):
-        ValueError: validation_fraction must be from 0 to below 1; got 1.5
     """
 
     scaling: Scaling = setting("standard", tasks=VALUE_TASKS)
@@ -526,12 +509,8 @@ class EstimatorConfig(Config):
     horizon: float | None = setting(None, within=POSITIVE, tasks=("forecasting",))
     hidden_fraction: float = setting(0.2, within=INSIDE, tasks=("imputation",))
     validation_fraction: float = setting(0.1, within=FRACTION, panel=TRAINING)
-    class_weight: str | Mapping[Any, float] | None = setting(
-        None, panel=TRAINING, tasks=("classification",)
-    )
-    label_smoothing: float = setting(
-        0.0, within=FRACTION, panel=TRAINING, tasks=("classification",)
-    )
+    class_weight: str | Mapping[Any, float] | None = setting(None, panel=TRAINING, tasks=TASKS[:1])
+    label_smoothing: float = setting(0.0, within=FRACTION, panel=TRAINING, tasks=TASKS[:1])
     criterion: Criterion = setting("huber", panel=TRAINING, tasks=("regression",))
 
 
@@ -549,7 +528,7 @@ class TrainConfig(Config):
             as a cosine.
         gradient_clip: Bound on the norm of the gradient; none for no bound.
         weight_averaging: Decay of an exponential average of the weights, which is what is validated
-            and returned; from 0, for none, to below 1. It spans about `1 / (1 - decay)` steps.
+            and returned; from 0, for none, to below 1.
         patience: Epochs without a better validation metric after which training stops; none for no
             early stopping.
         monitor: Validation metric that decides which epoch is best; `auto` asks the task.
@@ -561,11 +540,6 @@ class TrainConfig(Config):
         strategy: `auto` (DDP if there are several processes), `ddp` or `fsdp`.
         num_workers: Processes that prepare batches in the background; 0 for none.
         verbose: 0 prints nothing, 1 shows a progress bar, 2 prints a line per epoch.
-
-    Example:
-        >>> config = TrainConfig(max_epochs=3)
-        >>> TrainConfig.from_dict(config.to_dict()) == config
-        True
     """
 
     panel: ClassVar[str] = TRAINING
@@ -594,16 +568,15 @@ class TrainConfig(Config):
 class DataConfig(Config):
     """What to train, and on which columns of a table; as the command line has it.
 
-    Names are those of flags and files. `Setting.python_name` is the parameter of
-    `osciformer.data.Layout` that a setting stands for.
+    `Setting.python_name` is the parameter of `osciformer.data.Layout` that a setting stands for.
 
     Attributes:
         task: What to train: classification, regression, forecasting, imputation or events.
         table: The table to train on.
         id: Column that says which series a row belongs to.
         time: Column of times.
-        target: Column to predict, constant within a series (several, with commas, for regression).
-            For forecasting and imputation: features to predict, all if not given.
+        target: Column to predict, constant within a series (several, with commas, for regression);
+            for forecasting and imputation, features to predict, all if not given.
         features: Feature columns, or variables; all if not given.
         static: Columns (or variables) with one value per series; --labels may hold them, too.
         variable: Column of names, for tables of (id, time, variable, value).
@@ -620,8 +593,7 @@ class DataConfig(Config):
         unit: Unit of dates: ns, us, ms, s, min, h or d.
         origin: Where time 0 is: auto, series or absolute.
         time_format: How to read times that are text: iso, or as of strptime.
-        duplicates: Values at equal times: error, mean, last or keep. Events at equal times: keep or
-            error.
+        duplicates: Values at equal times: error, mean, last or keep; of events, keep or error.
         empty: Series without values: error, drop or keep.
     """
 
@@ -677,174 +649,28 @@ _MODELS: Mapping[str, type[Config]] = {
     **dict.fromkeys(QUERY_TASKS, QueryModelConfig),
     **dict.fromkeys(EVENT_TASKS, EventModelConfig),
 }
-#: Settings that estimators take as keywords; the others go into `model_options` (panel Model) or
-#: `train_options` (panels Training and Processes).
-KEYWORDS = frozenset(
-    {"dim", "num_layers", "num_heads", "dropout", "head", "blend_with", "quantiles", "horizon"}
-    | {"covariates", "known_covariates", "hidden_fraction", "class_weight", "criterion"}
-    | {"learning_rate", "max_epochs", "batch_size", "validation_fraction", "random_state"}
-    | {"accelerator"}
-)
-
-
-@dataclass(frozen=True)
-class Setting:
-    """Something that a user can set, in an estimator, in a file or by a flag.
-
-    Attributes:
-        name: Key in a YAML file; the flag has hyphens in place of underscores.
-        kind: What its value is: one of `Kind`.
-        help: What it means.
-        defaults: What holds if it is not given, by task, for each task that it belongs to.
-        choices: Allowed words, if they are limited.
-        within: Allowed numbers, if they are limited.
-        is_optional: Whether None (`none`) is allowed.
-        is_automatic: Whether `auto` is allowed where a number is wanted.
-        is_free: Whether a continued run may change it.
-        parameter: Name in Python, if it is another one.
-        short: A further flag, or an empty text.
-        panel: Where `--help` shows it: one of `PANELS`.
-    """
-
-    name: str
-    kind: Kind
-    help: str
-    defaults: Mapping[str, Any]
-    choices: tuple[str, ...] = ()
-    within: Range | None = None
-    is_optional: bool = False
-    is_automatic: bool = False
-    is_free: bool = False
-    parameter: str = ""
-    short: str = ""
-    panel: str = ""
-
-    @property
-    def flag(self) -> str:
-        """The flag."""
-        return f"--{self.name.replace('_', '-')}"
-
-    @property
-    def python_name(self) -> str:
-        """The name in the estimators, or in `Layout`."""
-        return self.parameter or self.name
-
-    @property
-    def tasks(self) -> tuple[str, ...]:
-        """The tasks that it belongs to."""
-        return tuple(self.defaults)
-
-    @property
-    def default(self) -> Any:
-        """The default of the first of its tasks; see `defaults` for the others."""
-        return next(iter(self.defaults.values()))
-
-    @property
-    def default_text(self) -> str:
-        """The default in words, with those of other tasks; empty if it is None.
-
-        Example:
-            >>> find_setting("dim").default_text
-            '32; 64 for forecasting, imputation, events'
-        """
-
-        def word(value: Any) -> str:
-            return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
-
-        others: dict[str, list[str]] = {}
-        for task, value in self.defaults.items():
-            if value != self.default:
-                others.setdefault(word(value), []).append(task)
-        first = [] if self.default in (None, ()) else [word(self.default)]
-        return "; ".join(first + [f"{v} for {', '.join(tasks)}" for v, tasks in others.items()])
-
-    @property
-    def group(self) -> str:
-        """The parameter of an estimator that holds it: `model_options`, or empty for its own."""
-        if self.python_name in KEYWORDS or self.panel == TABLE:
-            return ""
-        return "model_options" if self.panel == MODEL else "train_options"
-
-    @property
-    def wanted(self) -> str:
-        """What values are allowed, in words.
-
-        Example:
-            >>> find_setting("patience").wanted
-            'a whole number, auto, or none'
-        """
-        none = ", or none" if self.is_optional else ""
-        return f"{_WANTED[self.kind]}{', auto' if self.is_automatic else ''}{none}"
-
-    def check(self, value: Any) -> Any:
-        """Return a value of the setting's kind, lists as tuples.
-
-        Raises:
-            ValueError: If it is of another kind, or not an allowed one.
-        """
-        if self.is_automatic and value == "auto":
-            return value
-        kind = _Type(self.kind, self.choices, self.is_optional)
-        return _check_value(self.name, value, kind, self.within)
 
 
 def settings(task: str | None = None) -> list[Setting]:
-    """Return all that can be set for a task, or for any task, in the order of `--help`.
-
-    Example:
-        >>> [item.name for item in settings("events") if item.panel == "Model"][:3]
-        ['dim', 'num_layers', 'num_heads']
-        >>> len(settings()) > len(settings("events"))
-        True
-    """
+    """Return all that can be set for a task, or for any task, in the order of `--help`."""
     if task is not None:
         check_choice("task", task, TASKS)
         return [item for item in settings() if task in item.tasks]
-    if not _SETTINGS:
-        found: dict[str, Setting] = {}
-        for name in TASKS:
-            for cls in (DataConfig, _MODELS[name], EstimatorConfig, TrainConfig):
-                _add_settings(found, cls, name)
-        _SETTINGS.extend(sorted(found.values(), key=lambda item: PANELS.index(item.panel)))
-    return list(_SETTINGS)
+    return list(_all_settings())
 
 
-_SETTINGS: list[Setting] = []
-
-
-def _add_settings(found: dict[str, Setting], cls: type[Config], task: str) -> None:
-    for item in fields(cls):
-        facts = dict(item.metadata)
-        panel = cls.panel if facts["panel"] is None else facts["panel"]
-        if item.default is MISSING or not panel or task not in facts.pop("tasks"):
-            continue
-        facts |= {"panel": panel, "help": _help_of(cls, item.name)}
-        default = TASK_DEFAULTS[task].get(item.name, item.default)
-        before = found.get(item.name)
-        if before is not None:
-            merged = {**before.defaults, task: default}
-            found[item.name] = dataclasses.replace(before, defaults=merged)
-            continue
-        kind, choices, is_optional = _types_of(cls)[item.name]
-        assert kind is not None
-        found[item.name] = Setting(
-            name=item.name,
-            kind=kind,
-            choices=choices,
-            is_optional=is_optional,
-            defaults={task: default},
-            **facts,
-        )
-
-
-def _help_of(cls: type[Config], name: str) -> str:
-    """Return what the docstring of a class, or of one that it extends, says about a field."""
-    for base in cls.__mro__:
-        _, _, listed = inspect.cleandoc(base.__doc__ or "").partition("Attributes:\n")
-        found = re.search(rf"^    {name}: (.+(?:\n        .+)*)", listed, re.MULTILINE)
-        if found:
-            return " ".join(found.group(1).replace("`", "").split())
-    return ""
+@functools.cache
+def _all_settings() -> tuple[Setting, ...]:
+    found: dict[str, Setting] = {}
+    for task in TASKS:
+        for cls in (DataConfig, _MODELS[task], EstimatorConfig, TrainConfig):
+            for name, item in cls._settings().items():
+                if item.panel and task in item.defaults:
+                    before = found[name].defaults if name in found else {}
+                    default = TASK_DEFAULTS[task].get(name, item.defaults[task])
+                    defaults = {**before, task: default}
+                    found[name] = dataclasses.replace(found.get(name, item), defaults=defaults)
+    return tuple(sorted(found.values(), key=lambda item: PANELS.index(item.panel)))
 
 
 def find_setting(name: str) -> Setting:
@@ -855,46 +681,30 @@ def find_setting(name: str) -> Setting:
 
 
 def estimator_settings(task: str) -> dict[str, Setting]:
-    """Return the settings of a task's estimator by their names in Python, columns left out.
-
-    Example:
-        >>> estimator_settings("forecasting")["random_state"].name
-        'seed'
-    """
+    """Return the settings of a task's estimator by their names in Python, columns left out."""
     return {item.python_name: item for item in settings(task) if item.panel != TABLE}
 
 
 def estimator_defaults(task: str) -> dict[str, Any]:
-    """Return the default of each setting of a task's estimator, by its name in Python.
-
-    Example:
-        >>> estimator_defaults("classification")["dim"], estimator_defaults("events")["dim"]
-        (32, 64)
-    """
+    """Return the default of each setting of a task's estimator, by its name in Python."""
     return {name: item.defaults[task] for name, item in estimator_settings(task).items()}
 
 
 def estimator_arguments(task: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return arguments of a task's estimator, each where it belongs.
-
-    Args:
-        task: The task.
-        given: Settings by their names in files or in Python; those of the table are left out.
+    """Return settings, by names in files or in Python, as arguments of a task's estimator.
 
     Example:
         >>> estimator_arguments("classification", {"dim": 8, "seed": 1, "weight_decay": 0.1})
         {'dim': 8, 'random_state': 1, 'train_options': {'weight_decay': 0.1}}
     """
-    by_name = {item.name: item for item in settings(task)}
-    by_name |= estimator_settings(task)
-    found: dict[str, Any] = {}
+    by_name = {item.name: item for item in settings(task)} | estimator_settings(task)
     refuse_unknown("setting", given, by_name)
+    found: dict[str, Any] = {}
     for name, value in given.items():
         item = by_name[name]
-        if item.panel == TABLE:
-            continue
-        place = found.setdefault(item.group, {}) if item.group else found
-        place[item.python_name] = value
+        if item.panel != TABLE:
+            place = found.setdefault(item.group, {}) if item.group else found
+            place[item.python_name] = value
     return found
 
 
@@ -912,12 +722,7 @@ def is_removed(name: str) -> bool:
 
 
 def without_removed(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings without those that were removed; one that was in use is an error.
-
-    Example:
-        >>> without_removed({"dim": 8, "foresight": 0.0})
-        {'dim': 8}
-    """
+    """Return settings without those that were removed; one that was in use is an error."""
     for name, off in _REMOVED.items():
         if settings.get(name, off) not in (off, None):
             raise ValueError(
@@ -929,12 +734,7 @@ def without_removed(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return, in words, which settings have another value; those that one side lacks are left out.
-
-    Example:
-        >>> differences({"dropout": 0.3, "dim": 8}, {"dropout": 0.1, "dim": 8, "skip": True})
-        ['dropout was 0.3, is 0.1']
-    """
+    """Return, in words, which settings that both sides have differ."""
     return [
         f"{name} was {before[name]!r}, is {value!r}"
         for name, value in now.items()
@@ -943,12 +743,7 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 
 def plain(value: Any) -> Any:
-    """Return a value as JSON has it: lists in place of tuples, plain numbers, text for paths.
-
-    Example:
-        >>> plain({"sizes": (1, 2), 3: None})
-        {'sizes': [1, 2], '3': None}
-    """
+    """Return a value as JSON has it: lists in place of tuples, plain numbers, text for paths."""
     if hasattr(value, "to_dict"):
         return plain(value.to_dict())
     if hasattr(value, "__fspath__"):
@@ -961,5 +756,7 @@ def plain(value: Any) -> Any:
 
 
 def tuples(value: Any) -> Any:
-    """Return tuples in place of lists, which JSON has."""
-    return tuple(tuples(item) for item in value) if isinstance(value, list | tuple) else value
+    """Return tuples in place of lists, which JSON has, also inside mappings."""
+    if isinstance(value, Mapping):
+        return {name: tuples(item) for name, item in value.items()}
+    return tuple(map(tuples, value)) if isinstance(value, list | tuple) else value

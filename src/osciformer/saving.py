@@ -16,9 +16,8 @@ import hashlib
 import json
 import platform
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -36,19 +35,12 @@ class ModelFileError(ValueError):
     """A file that is no model of this package, is damaged, or is too new."""
 
 
-@dataclass(frozen=True)
-class ModelFile:
-    """What a file holds.
+class ModelFile(NamedTuple):
+    """What a file holds."""
 
-    Attributes:
-        content: Plain values: configuration, transforms, names.
-        weights: Tensors by name, on the CPU.
-        versions: Versions of the packages that wrote it.
-    """
-
-    content: Mapping[str, Any]
-    weights: Mapping[str, Tensor]
-    versions: Mapping[str, str] = field(default_factory=dict)
+    content: Mapping[str, Any]  #: Plain values: configuration, transforms, names.
+    weights: Mapping[str, Tensor]  #: Tensors by name, on the CPU.
+    versions: Mapping[str, str]  #: Versions of the packages that wrote it.
 
 
 def save_model(path: str | Path, content: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Path:
@@ -67,52 +59,47 @@ def save_model(path: str | Path, content: Mapping[str, Any], weights: Mapping[st
         ({'a': 1}, tensor([1., 1.]))
         >>> folder.cleanup()
     """
-    path = Path(path)
-    tensors = {
-        name: tensor.detach().to("cpu").contiguous().clone() for name, tensor in weights.items()
+    from osciformer import __version__
+
+    tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in weights.items()}
+    versions = {
+        "osciformer": __version__,
+        "torch": str(torch.__version__),
+        "python": platform.python_version(),
     }
     header = {
         "format": FORMAT,
         "version": FORMAT_VERSION,
         "readable_since": 1,
-        "versions": current_versions(),
-        "digest": digest(tensors),
+        "versions": versions,
+        "digest": _digest(tensors),
         "content": finite_json(content),
     }
     text = json.dumps(header, allow_nan=False)
     data = need("safetensors.torch", extra="train").save(tensors, metadata={METADATA_KEY: text})
     write_bytes(path, data)
-    return path
+    return Path(path)
 
 
 def load_model(path: str | Path) -> ModelFile:
     """Return what a model file holds; nothing in it is executed.
 
     Raises:
-        FileNotFoundError: If there is no such file.
         ModelFileError: If it is not a model file, is damaged, or needs a newer version.
     """
-    path = Path(path)
     header = read_header(path)
-    safetensors = need("safetensors", extra="train")
-    loader = need("safetensors.torch", extra="train")
+    SafetensorError = need("safetensors", extra="train").SafetensorError
     try:
-        weights = loader.load_file(path)
-    except (safetensors.SafetensorError, OSError, ValueError) as error:
-        raise ModelFileError(
-            f"{path} is damaged, perhaps cut short while it was copied: {error}"
-        ) from error
-    if digest(weights) != header.get("digest"):
+        weights = need("safetensors.torch", extra="train").load_file(path)
+    except (SafetensorError, OSError, ValueError) as error:
+        raise ModelFileError(f"{path} is damaged, perhaps cut short in copying: {error}") from error
+    if _digest(weights) != header.get("digest"):
         raise ModelFileError(f"{path} is damaged: its weights are not those that were saved")
     return ModelFile(header["content"], weights, header.get("versions", {}))
 
 
 def read_header(path: str | Path) -> dict[str, Any]:
-    """Return the JSON part of a model file, without reading the weights.
-
-    Returns:
-        `version`, `versions`, `content` and whatever else the writer put there.
-    """
+    """Return the JSON part of a model file, `content` among it, without reading the weights."""
     path = Path(path)
     if path.is_dir():
         raise ModelFileError(f"{path} is a folder; give the model file inside it")
@@ -135,12 +122,8 @@ def read_header(path: str | Path) -> dict[str, Any]:
         ) from error
     if METADATA_KEY not in metadata:
         raise ModelFileError(f"{path} is a safetensors file of another program than osciformer")
-    return _check_header(path, metadata[METADATA_KEY])
-
-
-def _check_header(path: Path, text: str) -> dict[str, Any]:
     try:
-        header = json.loads(text)
+        header: dict[str, Any] = json.loads(metadata[METADATA_KEY])
         is_ours = header["format"] == FORMAT and isinstance(header["content"], dict)
         version, readable_since = int(header["version"]), int(header["readable_since"])
     except (ValueError, KeyError, TypeError) as error:
@@ -156,22 +139,10 @@ def _check_header(path: Path, text: str) -> dict[str, Any]:
     return header
 
 
-def digest(weights: Mapping[str, Tensor]) -> str:
-    """Return the SHA-256 of names, dtypes, shapes and numbers of tensors, in hexadecimal."""
+def _digest(weights: Mapping[str, Tensor]) -> str:
+    """Return the SHA-256 of names, dtypes, shapes and numbers of tensors."""
     total = hashlib.sha256()
-    for name in sorted(weights):
-        tensor = weights[name].detach().cpu().contiguous()
+    for name, tensor in sorted(weights.items()):
         total.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)};".encode())
         total.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
     return total.hexdigest()
-
-
-def current_versions() -> dict[str, str]:
-    """Return the versions of this package, torch and Python."""
-    from osciformer import __version__
-
-    return {
-        "osciformer": __version__,
-        "torch": str(torch.__version__),
-        "python": platform.python_version(),
-    }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from torch import nn
@@ -12,6 +12,7 @@ from osciformer.models.osciformer import OsciFormer
 from osciformer.nn.attention import OscillatorAttention
 from osciformer.nn.encoder import Encoder, EncoderBlock
 from osciformer.nn.parameters import Spectrum
+from osciformer.nn.timeline import TimeScale
 from osciformer.ops.attention.drive import Drive
 from osciformer.ops.attention.step import (
     STREAMING_QUERIES,
@@ -31,29 +32,22 @@ class OnlineSession:
 
     `observe(t, x)` adds an observation and returns its state, `read(t)` returns the state at any
     time from the last observation on. Both equal what the module gives for the whole batch, to
-    rounding. A step costs O(N) time for N observations so far, and the session O(N) memory.
+    rounding. A step costs O(N) time for N observations so far, and the session O(N) memory. It
+    keeps no gradients; do not train the module meanwhile.
 
-    **Ties.** Times must not decrease; equal times are allowed. As in a batch, observations at
-    one time see each other: when a second one arrives, the states of those before it at that time
-    are computed again inside, for all that follows. What `observe` had returned for them stays
-    what was known at that moment, and the last of them has the state of the batch.
-
-    The session takes the module as it is when the session starts: do not train it meanwhile. No
-    gradients are kept.
+    **Ties.** Times must not decrease. As in a batch, observations at one time see each other: when
+    another one arrives, the states of those before it are computed again for all that follows.
 
     Args:
         module: An `OscillatorAttention` or `Encoder`, fed with tokens `[B, D]`, or an `OsciFormer`,
-            fed with values `[B, F]` in which NaN is missing. It must be causal, its query one of
-            `hold, linear, ridge_causal, anchored, learned`, and its dropout off.
+            fed with values `[B, F]`, causal, in `eval` mode, and with a query other than `ridge`.
         batch_size: Number of series B that are fed side by side.
         static: Static features of the series, for an `OsciFormer` that has them.
 
     Example:
         >>> session = OnlineSession(OsciFormer(2, dim=8, num_heads=2).eval())
-        >>> session.observe(0.0, torch.tensor([[1.0, 2.0]])).shape
-        torch.Size([1, 8])
-        >>> session.read(0.7).shape
-        torch.Size([1, 8])
+        >>> session.observe(0.0, torch.tensor([[1.0, 2.0]])).shape, session.read(0.7).shape
+        (torch.Size([1, 8]), torch.Size([1, 8]))
     """
 
     def __init__(
@@ -64,9 +58,9 @@ class OnlineSession:
         static: Float[Tensor, "B S"] | None = None,
     ) -> None:
         if not isinstance(module, OscillatorAttention | Encoder | OsciFormer):
+            got = type(module).__name__
             raise TypeError(
-                "module must be an OscillatorAttention, an Encoder or an OsciFormer; "
-                f"got {type(module).__name__}"
+                f"module must be an OscillatorAttention, Encoder or OsciFormer; got {got}"
             )
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1; got {batch_size}")
@@ -75,31 +69,26 @@ class OnlineSession:
         for part in module.modules():
             if isinstance(part, nn.Dropout) and part.training and part.p > 0:
                 raise ValueError("the module's dropout is on; call module.eval() first")
-        self.module = module
-        self.batch_size = batch_size
-        self._static = static
+        self.module, self.batch_size, self._static = module, batch_size, static
         self._encoder = module.encoder if isinstance(module, OsciFormer) else module
         if isinstance(self._encoder, OscillatorAttention):
             self._layers = [_LayerStream(self._encoder, None, batch_size)]
         else:
-            self._layers = [
-                _LayerStream(block.attention, block, batch_size) for block in self._encoder
-            ]
+            self._layers = [_LayerStream(x.attention, x, batch_size) for x in self._encoder]
         weight = self._layers[0].attention.output_projection.weight
-        self._device, self._dtype = weight.device, weight.dtype
-        self._time = torch.zeros(batch_size, dtype=torch.float64, device=self._device)
-        self._started = torch.zeros(batch_size, dtype=torch.bool, device=self._device)
-        dim = self._encoder.dim
+        self._last_token = weight.new_zeros(batch_size, self._encoder.dim)
+        self._time = weight.new_zeros(batch_size, dtype=torch.float64)
+        self._started = weight.new_zeros(batch_size, dtype=torch.bool)
+        no_scale = TimeScale().to(weight.device)
+        self._scale = module.time_scale if isinstance(module, OsciFormer) else no_scale
         # The observations at the current time, whose states may still change.
-        self._group = torch.zeros(batch_size, 0, dim, dtype=self._dtype, device=self._device)
-        self._group_present = torch.zeros(batch_size, 0, dtype=torch.bool, device=self._device)
-        self._last_token = torch.zeros(batch_size, dim, dtype=self._dtype, device=self._device)
+        self._group = self._last_token[:, None][:, :0]
+        self._group_present = self._started[:, None][:, :0]
 
     @property
     def num_observations(self) -> list[int]:
         """Number of observations of each series."""
-        counts: list[int] = self._layers[0].latest.count.tolist()
-        return counts
+        return cast("list[int]", self._layers[0].latest.count.tolist())
 
     @torch.no_grad()
     def observe(
@@ -113,15 +102,9 @@ class OnlineSession:
         Args:
             t: Its time, one for all series or one each.
             x: Its token, or for an `OsciFormer` its values.
-            present: False for series that have no observation in this step; their `t` and `x`
-                may hold anything, and their row of the result is zero.
-
-        Raises:
-            ValueError: If a time decreases or is not finite.
+            present: False for series without an observation in this step; their result is zero.
         """
-        if present is None:
-            present = torch.ones(self.batch_size, dtype=torch.bool, device=self._device)
-        present = self._per_series("present", present, torch.bool)
+        present = self._per_series("present", True if present is None else present, torch.bool)
         time = torch.where(present, self._checked_time(t, present), self._time)
         token = self._token(x, present)
         tied = self._started & (time == self._time)
@@ -141,17 +124,8 @@ class OnlineSession:
 
     @torch.no_grad()
     def read(self, t: float | Float[Tensor, " B"]) -> Float[Tensor, "B D"]:
-        """Return the states at a time at or after the last observation; nothing is stored.
-
-        Args:
-            t: The time, one for all series or one each. A series without observations gives what
-                the module gives before the first one.
-
-        Raises:
-            ValueError: If the time lies before the last observation or is not finite.
-        """
-        everyone = torch.ones(self.batch_size, dtype=torch.bool, device=self._device)
-        time = self._checked_time(t, everyone)
+        """Return the states at a time (or one each) from the last observation on; store nothing."""
+        time = self._checked_time(t, torch.ones_like(self._started))
         states = self._last_token[:, None]
         for layer in self._layers:
             states = layer.read(states, time)
@@ -159,60 +133,41 @@ class OnlineSession:
 
     def _finish(self, states: Tensor) -> Tensor:
         """Return the states after the encoder's last norm."""
-        return (
-            states if isinstance(self._encoder, OscillatorAttention) else self._encoder.norm(states)
-        )
+        return self._encoder.norm(states) if isinstance(self._encoder, Encoder) else states
 
     def _token(self, x: Tensor, present: Tensor) -> Tensor:
-        """Return the tokens of an observation."""
-        width = self.module.dim
-        if isinstance(self.module, OsciFormer):
-            width = self.module.config.input_dim
+        module = self.module
+        width = module.config.input_dim if isinstance(module, OsciFormer) else module.dim
         if x.shape != (self.batch_size, width):
             raise ValueError(f"x must be [B, F] = {[self.batch_size, width]}; got {list(x.shape)}")
-        x = torch.where(present[:, None], x.to(self._device), 0.0)
-        if isinstance(self.module, OsciFormer):
-            embedded: Tensor = self.module.embedding(x[:, None], static=self._static)
-            return embedded[:, 0]
-        return x.to(self._dtype)
+        x = torch.where(present[:, None], x.to(self._time.device), 0.0)
+        if isinstance(module, OsciFormer):
+            return cast("Tensor", module.embedding(x[:, None], static=self._static))[:, 0]
+        return x.to(self._last_token.dtype)
 
     def _checked_time(self, t: float | Tensor, present: Tensor) -> Tensor:
         """Return a time in the unit of the module; refuse one that decreases or is not finite."""
-        time = self._per_series("t", t, torch.float64)
-        if isinstance(self.module, OsciFormer):
-            time = self.module.time_scale(time)
-        bad = present & ~time.isfinite()
-        if bool(bad.any()):
-            b = int(bad.to(torch.uint8).argmax())
-            raise ValueError(f"t must be finite; series {b} has t={time[b].item()}")
-        early = present & self._started & (time < self._time)
-        if bool(early.any()):
-            b = int(early.to(torch.uint8).argmax())
+        scale = self._scale
+        time: Tensor = scale(self._per_series("t", t, torch.float64))
+        bad = (present & ~time.isfinite()).nonzero().flatten().tolist()
+        if bad:
+            raise ValueError(f"t must be finite; series {bad[0]} has t={time[bad[0]].item()}")
+        early = (present & self._started & (time < self._time)).nonzero().flatten().tolist()
+        if early:
+            b = early[0]
+            got, last = (float(x[b] * scale.scale + scale.reference) for x in (time, self._time))
             raise ValueError(
-                f"t must not decrease; series {b} has t={self._unit(time[b]):.17g} "
-                f"< {self._unit(self._time[b]):.17g}, its last observation. "
-                "Start another session, or use the module on the whole batch"
+                f"t must not decrease; series {b} has t={got:.17g} < {last:.17g}, its last "
+                "observation. Start another session, or use the module on the whole batch"
             )
         return time
 
-    def _unit(self, time: Tensor) -> float:
-        """Return a time in the unit of the data."""
-        if isinstance(self.module, OsciFormer):
-            scale = self.module.time_scale
-            time = time * scale.scale + scale.reference
-        return float(time)
-
     def _per_series(self, name: str, value: float | Tensor, dtype: torch.dtype) -> Tensor:
-        """Return one number for each series."""
-        tensor = torch.as_tensor(value, dtype=dtype, device=self._device)
-        if tensor.ndim == 0:
-            tensor = tensor.expand(self.batch_size)
-        if tensor.shape != (self.batch_size,):
-            raise ValueError(
-                f"{name} must be a number or [B] with B = {self.batch_size}; "
-                f"got {list(tensor.shape)}"
-            )
-        return tensor
+        tensor = torch.as_tensor(value, dtype=dtype, device=self._time.device)
+        if tensor.ndim > 0 and tensor.shape != (self.batch_size,):
+            size, got = self.batch_size, list(tensor.shape)
+            raise ValueError(f"{name} must be a number or [B] with B = {size}; got {got}")
+        return tensor.expand(self.batch_size)
 
 
 class _LayerStream:
@@ -240,18 +195,11 @@ class _LayerStream:
             first = present.to(torch.uint8).argmax(dim=1)[:, None, None, None]
             arriving = torch.take_along_dim(queries, first, dim=1)[:, 0]
         cache = advance(self.settled, self.settings, time, arriving)
-        self.latest = append(
-            cache,
-            self.settings,
-            (kv.keys.start, kv.keys.velocity, kv.keys.equilibrium),
-            (kv.values.start, kv.values.velocity, kv.values.equilibrium),
-            queries,
-            present,
-        )
+        keys, values = ((x.start, x.velocity, x.equilibrium) for x in (kv.keys, kv.values))
+        self.latest = append(cache, self.settings, keys, values, queries, present)
         return self._rows(self.latest, group, queries)
 
     def read(self, token: Tensor, time: Tensor) -> Tensor:
-        """Attend from a token that is not stored."""
         normed = token if self.block is None else self.block.attention_norm(token)
         queries = self.attention.project_queries(normed)
         arriving = None if queries is None else queries[:, 0]
@@ -269,10 +217,8 @@ class _LayerStream:
 def step_settings(layer: OscillatorAttention) -> StepSettings:
     """Return what streaming needs of a layer; refuse one that looks ahead."""
     if layer.direction != "causal":
-        raise ValueError(
-            f"direction={layer.direction!r} cannot be streamed: a row sees later tokens. "
-            "Use direction='causal'"
-        )
+        hint = "cannot be streamed: a row sees later tokens. Use direction='causal'"
+        raise ValueError(f"direction={layer.direction!r} {hint}")
     if layer.query not in STREAMING_QUERIES:
         raise ValueError(
             f"query={layer.query!r} cannot be streamed: its fit uses tokens that are still to "

@@ -8,14 +8,18 @@ error. A failed check raises `AssertionError`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from osciformer._types import Bool, Float, Tensor
 
-Apply = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+Mask = Tensor | None
+Positions = Sequence[int] | None
+Apply = Callable[[Tensor, Tensor, Mask], Tensor]
 
 
 @dataclass(frozen=True)
@@ -38,33 +42,18 @@ def irregular_batch(
     dtype: torch.dtype = torch.float64,
     seed: int = 0,
 ) -> ToyBatch:
-    """Return noisy sinusoids at random times, padded with NaN to one length.
+    """Return noisy sinusoids [B, N, F] at random times in [0, span], padded with NaN.
 
-    Args:
-        batch_size: Number of series B; the first is the longest.
-        length: Number of tokens N of the longest series.
-        dim: Number of channels F.
-        span: Times lie in [0, span].
-        ties: Let the second and third token of each series share their time.
-        ragged: Let later series be shorter, at least one token each.
-        dtype: Dtype of values and times.
-        seed: Seed of the draws; the global one is not touched.
-
-    Example:
-        >>> batch = irregular_batch(2, 5, 3)
-        >>> batch.x.shape, batch.mask.sum(dim=1).tolist()
-        (torch.Size([2, 5, 3]), [5, 3])
+    With `ties`, the second and third token of a series share their time; with `ragged`, later
+    series are shorter. The global seed is not touched.
     """
     generator = torch.Generator().manual_seed(seed)
-
-    def draw(*shape: int) -> Tensor:
-        return torch.rand(*shape, generator=generator, dtype=torch.float64)
+    draw = partial(torch.rand, generator=generator, dtype=torch.float64)
 
     times = draw(batch_size, length).sort(dim=1).values * span
     if ties and length > 2:
         times[:, 2] = times[:, 1]
-    omega = 1.0 + 19.0 * draw(batch_size, 1, dim)
-    phase = 6.283 * draw(batch_size, 1, dim)
+    omega, phase = 1.0 + 19.0 * draw(batch_size, 1, dim), 6.283 * draw(batch_size, 1, dim)
     x = torch.sin(omega * times[..., None] / span + phase) + draw(batch_size, length, dim) - 0.5
     lengths = [max(1, length - 2 * b) if ragged else length for b in range(batch_size)]
     mask = torch.arange(length) < torch.tensor(lengths)[:, None]
@@ -73,12 +62,7 @@ def irregular_batch(
 
 
 def relative_error(actual: Tensor, expected: Tensor) -> float:
-    """Return the largest difference relative to the largest expected value; inf for a NaN.
-
-    Example:
-        >>> relative_error(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 4.0]))
-        0.5
-    """
+    """Return the largest difference relative to the largest expected value; inf for a NaN."""
     if actual.shape != expected.shape:
         raise AssertionError(f"shapes differ: {list(actual.shape)} and {list(expected.shape)}")
     if actual.numel() == 0:
@@ -86,7 +70,7 @@ def relative_error(actual: Tensor, expected: Tensor) -> float:
     actual, expected = actual.detach().double(), expected.detach().double()
     scale = expected.abs().max().clamp(min=torch.finfo(torch.float64).tiny)
     error = float((actual - expected).abs().max() / scale)
-    return error if error == error else float("inf")
+    return float("inf") if math.isnan(error) else error
 
 
 def assert_parity(
@@ -100,13 +84,8 @@ def assert_parity(
 ) -> None:
     """Check that two functions give the same output and the same gradient of every input.
 
-    Args:
-        actual: The function under test, called with `inputs`.
-        expected: The reference, called with `inputs` in float64.
-        inputs: Tensors; gradients are compared for the floating-point ones.
-        tolerance: Largest error of the output, relative to its largest entry.
-        grad_tolerance: The same for each gradient; None takes `tolerance`.
-        seed: Seed of the random direction the gradients are taken along.
+    The reference `expected` is called in float64. Gradients of floating-point `inputs` are taken
+    along a random direction; their `grad_tolerance` is `tolerance` if not given.
     """
     grad_tolerance = tolerance if grad_tolerance is None else grad_tolerance
     ours = [x.detach().clone().requires_grad_(x.is_floating_point()) for x in inputs]
@@ -118,11 +97,10 @@ def assert_parity(
     direction = torch.randn(reference.shape, generator=generator, dtype=torch.float64)
     for result in (out, reference):
         result.backward(direction.to(result))
-    for position, (a, b) in enumerate(zip(ours, theirs, strict=True)):
-        if not a.is_floating_point():
+    for position, pair in enumerate(zip(ours, theirs, strict=True)):
+        if not pair[0].is_floating_point():
             continue
-        got = torch.zeros_like(a) if a.grad is None else a.grad
-        want = torch.zeros_like(b) if b.grad is None else b.grad
+        got, want = (torch.zeros_like(one) if one.grad is None else one.grad for one in pair)
         is_zero = float(want.abs().max()) == 0.0
         error = float(got.abs().max()) if is_zero else relative_error(got, want)
         problem = f"is {error:.3g}, not zero" if is_zero else f"differs by {error:.3g}"
@@ -133,18 +111,12 @@ def assert_parity(
 
 @torch.no_grad()
 def assert_causal(
-    apply: Apply,
-    x: Tensor,
-    times: Tensor,
-    mask: Tensor | None = None,
-    *,
-    positions: Sequence[int] | None = None,
+    apply: Apply, x: Tensor, times: Tensor, mask: Mask = None, *, positions: Positions = None
 ) -> None:
     """Check that a token's values and time reach no earlier row, to the last bit.
 
-    Token n is replaced and moved later, once alone and once with all tokens after it; every
-    row that lies strictly before its time must be bit-identical. `positions` are the tokens n to
-    change; None takes all but the first.
+    Each token of `positions` (None: all but the first) is replaced and moved later, alone and with
+    all tokens after it; every row strictly before its time must be bit-identical.
     """
     before = apply(x, times, mask)
     length = times.shape[1]
@@ -153,20 +125,16 @@ def assert_causal(
             changed, moved = x.clone(), times.clone()
             changed[:, n:stop] = 3.0 - 2.0 * changed[:, n:stop]
             if stop == length:
-                moved[:, n:] = moved[:, n:] + 0.37
+                moved[:, n:] += 0.37
             else:
                 moved[:, n] = 0.5 * (moved[:, n] + moved[:, n + 1])
-            after = apply(changed, moved, mask)
+            differs = (apply(changed, moved, mask)[:, :n] != before[:, :n]).flatten(2).any(dim=2)
             earlier = times[:, :n] < times[:, n : n + 1]
-            if mask is not None:
-                earlier = earlier & mask[:, :n]
-            same = (after[:, :n] == before[:, :n]).flatten(2).all(dim=2)
-            leaks = (earlier & ~same).nonzero().tolist()
-            if leaks:
-                raise AssertionError(
-                    f"tokens {n}..{stop - 1} reach the past: row {leaks[0][1]} of series "
-                    f"{leaks[0][0]} changes ({len(leaks)} rows in all)"
-                )
+            leaks = (differs & earlier & (True if mask is None else mask[:, :n])).nonzero()
+            assert not len(leaks), (
+                f"tokens {n}..{stop - 1} reach the past: row {int(leaks[0, 1])} of series "
+                f"{int(leaks[0, 0])} changes ({len(leaks)} rows in all)"
+            )
 
 
 @torch.no_grad()
@@ -174,25 +142,20 @@ def assert_padding_invariant(
     apply: Apply,
     x: Tensor,
     times: Tensor,
-    mask: Tensor | None = None,
+    mask: Mask = None,
     *,
     extra: int = 3,
     tolerance: float = 1e-12,
 ) -> None:
-    """Check that `extra` tokens of padding, NaN or huge numbers, change no present row.
-
-    The tolerance is not 0 because tiles of another size may round differently.
-    """
-    if mask is None:
-        mask = torch.ones(times.shape, dtype=torch.bool, device=times.device)
+    """Check that `extra` tokens of padding, NaN or huge numbers, change no present row."""
+    mask = torch.ones_like(times, dtype=torch.bool) if mask is None else mask
     before = apply(x, times, mask)
     pad = torch.nn.functional.pad
     longer = pad(mask, (0, extra), value=False)
     for junk in (torch.nan, torch.inf, -1e30):
         padded_x = torch.where(longer[..., None], pad(x, (0, 0, 0, extra)), junk)
         after = apply(padded_x, torch.where(longer, pad(times, (0, extra)), junk), longer)
-        if not bool(after.isfinite().all()):
-            raise AssertionError(f"padding of {junk} reaches the output, which is not finite")
+        assert after.isfinite().all(), f"padding of {junk} reaches the output, which is not finite"
         error = relative_error(after[:, : x.shape[1]][mask], before[mask])
         assert error <= tolerance, f"padding of {junk} changes present rows by {error:.3g}"
 
@@ -207,10 +170,7 @@ def assert_time_shift_invariant(
     shift: float = 64.0,
     tolerance: float = 1e-10,
 ) -> None:
-    """Check that a constant `shift` of all times changes nothing beyond rounding.
-
-    A shift much larger than the times costs them digits, so the tolerance must grow with it.
-    """
+    """Check that a constant `shift` of all times changes nothing beyond rounding."""
     error = relative_error(apply(x, times + shift, mask), apply(x, times, mask))
     assert error <= tolerance, f"a shift of all times by {shift} changes the output by {error:.3g}"
 

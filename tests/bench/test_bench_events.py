@@ -59,6 +59,24 @@ def test_clipped_gaps_are_added_up_anew():
     assert [item.times.tolist() for item in found] == [[0.0, 0.5, 3.5], [], [0.0, 0.5]]
 
 
+def test_sequences_may_begin_with_their_first_events():
+    found = datasets.from_first(EventSequences.from_arrays([[5.0, 7.0], [3.0]]))
+    assert found.times.tolist() == [0.0, 2.0, 0.0]
+
+
+def test_the_simulated_process_does_not_explode():
+    assert TASKS["hawkes"].truth().spectral_radius == pytest.approx(0.65, abs=0.005)
+
+
+def test_settings_follow_the_size_of_the_data_and_the_publications():
+    settings = models.TrainingSettings(device="cuda")
+    assert settings.length(2828) == {"batch_size": 64, "max_epochs": 45, "patience": 10}
+    sizes = {"dim": 32, "num_layers": 1, "num_heads": 4}
+    expected = {**sizes, "encoder_options": {"fuse": True}}
+    assert settings.model_options("contiformer") == expected
+    assert models.find_model("osciformer+decay").title == "osciformer+decay"
+
+
 def test_bookorder_is_scaled_cut_and_clipped(monkeypatch):
     # 150 events a minute apart, the third gap longer than 70 thousandths of a minute.
     gaps = np.full(150, 0.001)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from osciformer.bench.__main__ import main
-from osciformer.bench.report import Report, make_row
+from osciformer.bench.report import Report, make_row, shown_command
 from osciformer.bench.speed import (
     LARGEST_ZETA,
     OMEGA_RANGE,
@@ -133,6 +133,11 @@ def test_table_has_a_line_a_row(capsys):
     assert second.split() == ["speed"] + ["-"] * (len(KINDS) - 1)
 
 
+def test_the_command_has_file_names_for_absolute_paths():
+    command = shown_command("osciformer", "bench", arguments=["-o", "/home/me/cells", "--jobs=2"])
+    assert command == "osciformer bench -o cells --jobs=2"
+
+
 def test_unknown_key_of_a_row_is_refused():
     with pytest.raises(ValueError, match="no key colour"):
         make_row(colour="red")
@@ -156,7 +161,7 @@ def break_blocked(monkeypatch, change):
         return result._replace(out=change(result.out))
 
     broken = types.SimpleNamespace(attend=attend)
-    monkeypatch.setitem(_dispatch._MODULES, "blocked", broken)
+    monkeypatch.setitem(_dispatch.MODULES, "blocked", broken)
 
 
 @pytest.mark.parametrize(

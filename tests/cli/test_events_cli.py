@@ -204,7 +204,7 @@ def test_wrong_calls_are_explained_and_leave_nothing(
         ({"who": [1, 2], "hour": [0.0, 1.0], "what": ["a", "b"]}, "has a second event"),
         ({"who": [1, 1], "hour": [2.0, 2.0], "what": ["a", "b"]}, "no waiting time to learn"),
         ({"who": [1, 1], "hour": [0.0, None], "what": ["a", "b"]}, "hour"),
-        ({"who": [1, 1], "hour": [0.0, 1.0], "what": ["a", None]}, "1 events without a type"),
+        ({"who": [1, 1], "hour": [0.0, 1.0], "what": ["a", None]}, "1 rows without a type"),
     ],
     ids=["no second", "no gap", "no time", "missing type"],
 )

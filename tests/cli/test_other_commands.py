@@ -120,7 +120,7 @@ def toy_set(monkeypatch: pytest.MonkeyPatch) -> str:
         local=Source(files=(), load=load),
     )
     monkeypatch.setitem(registry._REGISTRY, "toy", info)
-    monkeypatch.setattr(registry, "find_files", lambda info, **_: (info.local, {}))
+    monkeypatch.setattr(registry, "find_files", lambda info, *_: (info.local, {}))
     return "toy"
 
 

@@ -76,7 +76,7 @@ def test_one_type_needs_no_column() -> None:
         ([0, 7], {"num_types": 3}, "must be from 0 to 2; there is 7"),
         ([0, 7], {"type_names": ["a", "b"]}, "must be from 0 to 1; there is 7"),
         ([0, -1], {}, "must be from 0 on; there is -1"),
-        (["buy", None], {}, "1 events without a type, the first is row 1"),
+        (["buy", None], {}, "1 rows without a type, the first is row 1"),
         ([0.5, 1.0], {}, "must be text or integers from 0; got float64"),
     ],
 )

@@ -116,7 +116,7 @@ def test_observations_are_hidden_in_training_only():
     first = model(batch)
     torch.manual_seed(3)
     assert torch.equal(model(batch), first)
-    hidden = model.inputs.rows(batch)[0]
+    hidden = model.inputs.series(batch).values
     assert hidden.isnan().sum() > batch.values.isnan().sum()
     kept = ~hidden.isnan()
     assert torch.equal(hidden[kept], batch.values[kept])

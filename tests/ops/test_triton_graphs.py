@@ -56,8 +56,8 @@ def recorded(x, **options):
 
     with pytest.MonkeyPatch.context() as patch:
         for name in ("forward", "backward"):
-            original = getattr(OPERATORS, f"_{name}")
-            patch.setattr(OPERATORS, f"_{name}", spy(name, original))
+            original = getattr(OPERATORS, f"attention_{name}")
+            patch.setattr(OPERATORS, f"attention_{name}", spy(name, original))
         run(x, backend="triton", **options)
     return found["forward"], found["backward"]
 

@@ -43,13 +43,12 @@ def test_integrals_over_gaps_and_their_gradients(kind, is_precise, tolerance):
     with memory_full_of_nan():
         if kind == "line":
             path = LinearPath(q, x["times"])
-            got = operators.integrate_line(q.float(), spectrum, x["times"], 128)
+            given = (q.float(), None, None, spectrum, None)
         else:
             origin = torch.full((1, 1), 0.25, dtype=DOUBLE)
             path = SinusoidPath(bank, None, *weight[:, None].unbind(-2), origin)
-            got = operators.integrate_modes(
-                weight, bank, spectrum, x["times"], origin, 128, is_precise=is_precise
-            )
+            given = (None, weight, bank, spectrum, origin)
+        got = operators.path_forward(*given, x["times"], 128, is_precise)
     assert not got[:, :, 69:].any()
     want = gap_integrals(path, x["times"], omega, zeta)
     # How large they can be: the first is an integral over the gap, the second a slower one.
@@ -168,13 +167,13 @@ def test_integrals_over_spans_and_their_gradients(
     d_between.unflatten(0, planes)[:, :, j, i % group] = noise[1][:, :, j, i].float()
     d_remainder = torch.zeros_like(path.remainder)
     d_remainder[:, :spans] = noise[2].flatten(0, 1)
-    sums, d_path = launch.GradientSums.empty(call_, is_spectral=True), torch.zeros_like(call_.path)
+    sums, d_path = launch.GradientSums(call_, is_spectral=True), torch.zeros_like(call_.path)
     sweep = launch._PathSweep(cut, set_up, path, d_factor, d_between)
     with memory_full_of_nan():
         launch._finish_path(call_, sweep, d_remainder, sums, d_path)
     # The padding may hold anything.
     assert_channels_close(d_path[:, :, :length], want[0][:, :, :length])
-    sums.value_spectrum = sums.key_spectrum
+    sums.parts = (sums.parts[0],) * 2
     d_gamma, d_omega2 = sums.spectra()[0]
     omega, zeta = (t.detach() for t in leaves)
     for got, expected in (

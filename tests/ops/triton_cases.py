@@ -10,7 +10,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from osciformer.math.oscillator import moments, propagator
-from osciformer.ops.attention.blocked.sinusoids import sinusoid_integral
+from osciformer.ops.attention.blocked.sinusoids import Modes, sinusoid_integral
 from osciformer.ops.attention.gap import linear_integral
 from osciformer.ops.attention.query import LinearPath, resolve_query
 from osciformer.ops.padding import clean_times
@@ -245,7 +245,8 @@ def gap_integrals(path, times, omega, zeta):
         # [B, 1, H, J, C] to [B, J, 1, H C]
         weights = (w[:, 0].transpose(1, 2).flatten(-2).unsqueeze(-2) for w in (path.cos, path.sin))
         start = (times[:, :-1] - path.origin)[..., None]
-        found = sinusoid_integral(start, gap, *weights, path.omega, omega, zeta, m, is_drift=False)
+        modes = Modes(*weights, path.omega, omega, zeta)
+        found = sinusoid_integral(start, gap, modes, m, is_drift=False)
         found = [x.squeeze(-2) for x in found]
     return torch.stack(list(found), 1).unflatten(-1, (heads, -1)).permute(0, 3, 1, 2, 4)
 

@@ -8,7 +8,7 @@ import torch
 
 from osciformer.data import IrregularSeries, ParquetSeries
 from osciformer.train import SeriesSource, StreamSource
-from osciformer.train.sources import BatchSource, _per_process
+from osciformer.train.sources import BatchSource, _order
 
 from .toy import shifted_series
 
@@ -97,4 +97,6 @@ def test_stream_draws_queries_for_each_batch(table: ParquetSeries) -> None:
 
 
 def test_batch_size_counts_all_processes() -> None:
-    assert [_per_process(64, n) for n in (1, 2, 3, 100)] == [64, 32, 22, 1]
+    source = SeriesSource(IrregularSeries.from_arrays([[0.0]], [[1.0]]), 64)
+    shares = [_order(source, 0, n)["batch_size"] for n in (1, 2, 3, 100)]
+    assert shares == [64, 32, 22, 1]

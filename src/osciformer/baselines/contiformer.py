@@ -3,91 +3,343 @@ r"""ContiFormer: attention whose keys and values follow neural differential equa
 Chen et al., "ContiFormer: Continuous-Time Transformer for Irregular Time Series Modeling", NeurIPS
 2023. Each pair of a row j and a key i is a problem of its own over $[t_i, t_j]$, mapped to
 $s \in [-1, 1]$. Those that are seen, $N (N + 1) / 2$ of a causal series without ties, are solved as
-one batch, which costs memory D for each of them and each state kept.
+one batch, on an axis P, which costs memory D for each of them and each state kept.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, fields, replace
-from functools import partial
-from typing import Any, Literal, cast, get_args
+from functools import cache, cached_property, partial
+from itertools import pairwise
+from typing import Any, Literal, NamedTuple, cast, get_args
 
 import torch
 from torch import nn
+from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from osciformer._optional import need
 from osciformer._text import check_choice
-from osciformer._types import Bool, Float, Int, Tensor
-from osciformer.baselines.contiformer_pairs import (
-    Field,
-    PairOptions,
-    Pairs,
-    PairTokens,
-    attend_pairs,
-    query_spline,
-)
+from osciformer._types import Bool, Float, Int, Mask, Static, Tensor, Times, Tokens, Values
 from osciformer.baselines.transformer import ProjectedAttention
-from osciformer.events.neural.encoder import EventStates, TokenEncoder, gaps_of
+from osciformer.events.neural.encoder import EventStates, Gaps, TokenEncoder, gaps_of
 from osciformer.events.sequences import EventBatch
+from osciformer.math.quadrature import gauss_legendre
 from osciformer.models.backbones import Backbone, register_backbone
 from osciformer.nn.encoder import Encoded, Encoder, EncoderBlock, SeriesEmbedding
 from osciformer.nn.timeline import TimeScale, check_tokens
 from osciformer.ops._checks import check_float, check_mask, check_shape, check_times
-from osciformer.ops.padding import blank_absent, clean_times
+from osciformer.ops.padding import blank_absent, clean_times, last_present_index
 
-Activation = Literal["sigmoid", "softplus", "tanh"]
+Field = Callable[[Tensor, Tensor], Tensor]
+Query = Literal["hermite", "linear"]
+Direction = Literal["causal", "bidirectional"]
+Quadrature = Literal["gauss", "trapezoid"]
+Solver = Literal["rk4", "torchdiffeq"]
+Method = Literal["rk4", "dopri5"]
 
-# Events at one time are kept apart by this part of a unit, so that the order of their times is the
-# order of their indices.
+_TOLERANCE = 1e-6  # of dopri5, relative and absolute; the release's constructor has the same
+# How parts without randomness are recomputed in the backward pass.
+_NO_RNG: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
+# Part of a unit between events at one time, so that times have the order of indices.
 _SMALLEST_GAP = 1e-6
 # Numbers in the states of the pairs that are solved at once, per vector field. Small parts stay in
 # the caches of a processor; a GPU would spend its time on starting kernels.
 _LARGEST_PART = {"cpu": 2**21, "cuda": 2**24}
-_NO_RNG: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairOptions:
+    """How ContiFormer integrates its pairs."""
+
+    # The cubic spline with backward differences, or linear. Both are causal and jump between tokens
+    # at one time; a straight segment follows a jump.
+    query: Query = "hermite"
+    direction: Direction = "causal"  # or all pairs: later keys run backwards in time
+    quadrature: Quadrature = "gauss"  # or trapezoid: the two ends
+    num_nodes: int = 3  # of the Gauss-Legendre rule
+    step: float = 0.1  # longest step of the fixed-step solvers on an interval of length 2
+    solver: Solver = "rk4"  # our own, which steps onto each node, or torchdiffeq (an extra)
+    recompute: bool = False  # whether the backward pass computes each step of our rk4 again
+    # Of torchdiffeq. rk4 takes the same steps as ours; dopri5 chooses them for the whole batch, so
+    # that each row depends a little on the others.
+    method: Method = "rk4"
+    adjoint: bool = False  # whether torchdiffeq solves the adjoint equation in the backward pass
+    fuse: bool = False  # whether torch.compile fuses the steps of our rk4, to read memory less
+
+    def __post_init__(self) -> None:
+        names = ("query", "direction", "quadrature", "solver", "method")
+        for name, kind in zip(names, (Query, Direction, Quadrature, Solver, Method), strict=True):
+            check_choice(name, getattr(self, name), get_args(kind))
+        if self.num_nodes < 1:
+            raise ValueError(f"num_nodes must be at least 1; got {self.num_nodes}")
+        if not 0.0 < self.step <= 2.0:
+            raise ValueError(f"step must lie in (0, 2], the length of [-1, 1]; got {self.step}")
+        if self.solver == "rk4" and (self.adjoint or self.method != "rk4"):
+            raise ValueError("adjoint=True and method='dopri5' need solver='torchdiffeq'")
+        if self.solver == "torchdiffeq" and (self.recompute or self.fuse):
+            hint = "recompute needs solver='rk4'; for torchdiffeq there is adjoint=True"
+            raise ValueError(hint if self.recompute else "fuse needs solver='rk4'")
+
+    def rule(self) -> tuple[list[float], list[float]]:
+        """Return the quadrature nodes and weights on [0, 1]."""
+        if self.quadrature == "trapezoid":
+            return [0.0, 1.0], [0.5, 0.5]
+        nodes, weights = gauss_legendre(self.num_nodes)
+        return nodes.tolist(), weights.tolist()
+
+    def solve(self, field: Field, y: Tensor, start: Tensor, gap: Tensor) -> list[Tensor]:
+        """Return the states `[P, D]` of all pairs at the nodes; `y` are those at the start."""
+        # Internally an interval is [0, 1], not [-1, 1].
+        nodes = self.rule()[0]
+        stops = nodes if nodes[0] == 0.0 else [0.0, *nodes]
+        # Of no pairs the error norm of torchdiffeq is NaN, and any solver has the same answer.
+        if self.solver == "rk4" or y.numel() == 0:
+            return self._solve_rk4(field, y, start, gap, stops)[-len(nodes) :]
+        settings: dict[str, Any] = {"method": self.method, "rtol": _TOLERANCE, "atol": _TOLERANCE}
+        if self.method == "rk4":
+            grid = {"grid_constructor": lambda f, y, t: t.new_tensor(self._grid(t.tolist()))}
+            settings["options"] = grid
+        if self.adjoint:
+            # The gap was made from the start; of their copies neither leads to the other, as the
+            # adjoint equation needs it.
+            start, gap = start.clone(), gap.clone()
+            parameters = field.parameters() if isinstance(field, nn.Module) else ()
+            settings["adjoint_params"] = (*parameters, start, gap)
+        package = need("torchdiffeq", extra="baselines")
+        odeint = package.odeint_adjoint if self.adjoint else package.odeint
+        velocity = partial(_velocity, field, start, gap)
+        return list(odeint(velocity, y, y.new_tensor(stops), **settings)[-len(nodes) :])
+
+    def _solve_rk4(
+        self, field: Field, y: Tensor, start: Tensor, gap: Tensor, stops: list[float]
+    ) -> list[Tensor]:
+        """Return the states at all stops."""
+        advance = partial(_fused_step() if self.fuse else _step, field, start, gap)
+        if self.recompute and torch.is_grad_enabled():
+            advance = partial(checkpoint, advance, **_NO_RNG)
+        states = [y]
+        for between in pairwise(stops):
+            for left, right in pairwise(self._grid(list(between))):
+                step: tuple[Any, Any] = left, right - left
+                if self.fuse:  # tensors: for every other number the step would be compiled anew
+                    step = y.new_full((), step[0]), y.new_full((), step[1])
+                y = advance(*step, y)
+            states.append(y)
+        return states
+
+    def _grid(self, stops: list[float]) -> list[float]:
+        """Return points on [0, 1] through all stops, at most `step / 2` apart."""
+        grid = stops[:1]
+        for left, right in pairwise(stops):
+            # The slack is for stops in float32, which must not cost a step.
+            count = max(1, math.ceil(abs(right - left) * 2.0 / self.step - 1e-5))
+            grid += [left + (right - left) * n / count for n in range(1, count)] + [right]
+        return grid
+
+
+def _velocity(field: Field, start: Tensor, gap: Tensor, x: Any, y: Tensor) -> Tensor:
+    """Return the derivatives by x, which runs from 0 to 1 over the interval of each pair."""
+    return gap[..., None] * field(start + x * gap, y).to(y.dtype)
+
+
+def _step(field: Field, start: Tensor, gap: Tensor, left: Any, length: Any, y: Tensor) -> Tensor:
+    """Return the states after a step of Kutta's 3/8 rule, which torchdiffeq calls rk4."""
+
+    def f(share: float, y: Tensor) -> Tensor:
+        return _velocity(field, start, gap, left + share * length, y)
+
+    k1 = f(0.0, y)
+    k2 = f(1.0 / 3.0, y + length / 3.0 * k1)
+    k3 = f(2.0 / 3.0, y + length * (k2 - k1 / 3.0))
+    k4 = f(1.0, y + length * (k1 - k2 + k3))
+    return y + length / 8.0 * (k1 + 3.0 * (k2 + k3) + k4)
+
+
+@cache
+def _fused_step() -> Callable[..., Tensor]:
+    return torch.compile(_step, dynamic=True)  # the number of pairs differs from call to call
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """The R rows of all series and the tokens of their own series that they see, row by row."""
+
+    series: Int[Tensor, "R"]  # the series of each row
+    row: Int[Tensor, "P"]  # the row of each pair
+    slot: Int[Tensor, "P"]  # where in the series the token of each pair stands
+    width: int  # number of tokens N of a series
+
+    @classmethod
+    def where(cls, seen: Bool[Tensor, "B M N"]) -> Pairs:
+        """Return the pairs where `seen` is True; the rows are all `B * M`."""
+        size, num_rows, width = seen.shape
+        series = torch.arange(size, device=seen.device).repeat_interleave(num_rows)
+        row, slot = seen.flatten(0, 1).nonzero().unbind(1)
+        return cls(series, row, slot, width)
+
+    @cached_property
+    def token(self) -> Int[Tensor, "P"]:
+        """The token of each pair, counted through all series."""
+        return self.at(self.slot)
+
+    def at(self, slot: Int[Tensor, "P"]) -> Int[Tensor, "P"]:
+        """Return the tokens at some places in the series of the pairs, counted through all."""
+        return self.series.index_select(0, self.row) * self.width + slot
+
+    @cached_property
+    def _cell(self) -> Int[Tensor, "P"]:  # the place of each pair in a grid [R, N]
+        return self.row * self.width + self.slot
+
+    def spread(self, x: Tensor, fill: float) -> Tensor:
+        """Return `[P, ...]` as `[R, N, ...]`, filled up where a token is not seen."""
+        shape = (len(self.series), self.width, *x.shape[1:])
+        return x.new_full(shape, fill).flatten(0, 1).index_copy(0, self._cell, x).view(shape)
+
+    def collect(self, x: Tensor) -> Tensor:
+        """Return `[R, N, ...]` as `[P, ...]`: what is at the pairs."""
+        return x.flatten(0, 1).index_select(0, self._cell)
+
+
+def query_spline(
+    q: Tokens, times: Times, mask: Mask | None, query: Query
+) -> Callable[[Pairs, Tensor], Tensor]:
+    """Return the query as a function from pairs and times `[P]` within their series to `[P, D]`.
+
+    After knot n it is `q + theta * rise + theta * (1 - theta)**2 * bend`, theta in [0, 1].
+    """
+    held = torch.arange(times.shape[1], device=times.device).expand(times.shape)
+    if mask is not None:
+        # An absent token repeats the present one whose time it has: no width between them.
+        first = mask.to(torch.uint8).argmax(dim=1, keepdim=True)
+        last = last_present_index(mask)
+        held = torch.where(last >= 0, last, first)
+        q = q.take_along_dim(held[..., None], dim=1)
+    widths = functional.pad(times.diff(dim=1), (0, 1))
+    rise = functional.pad(q.diff(dim=1), (0, 0, 0, 1))
+    # A knot has the slope of the segment that ends there. So a segment ends with its own mean
+    # slope, and it is bent by the slope at its start alone.
+    before = held.gather(1, (held - 1).clamp(min=0))
+    elapsed = times - times.gather(1, before)
+    has_slope = elapsed > 0
+    ratio = (widths / torch.where(has_slope, elapsed, 1.0))[..., None].to(q.dtype)
+    came = q - q.take_along_dim(before[..., None], dim=1)
+    bend = torch.where(has_slope[..., None], ratio * came - rise, 0.0)
+
+    def evaluate(pairs: Pairs, tau: Tensor) -> Tensor:
+        # Of numbers without channels a whole grid is cheap; each row has its series' knots.
+        knots = times.detach().index_select(0, pairs.series)  # [R, N]
+        found = torch.searchsorted(knots, pairs.spread(tau.detach(), 0.0), right=True)
+        segment = pairs.at(pairs.collect(found) - 1)
+
+        def take(x: Tensor) -> Tensor:
+            return x.flatten(0, 1).index_select(0, segment)
+
+        width = take(widths)
+        inside = width > 0
+        theta = (tau - take(times)) / torch.where(inside, width, 1.0)
+        theta = torch.where(inside, theta, 0.0)[:, None].to(q.dtype)
+        out = take(q) + theta * take(rise)
+        if query == "hermite":
+            out = out + theta * (1.0 - theta) ** 2 * take(bend)
+        return out
+
+    return evaluate
+
+
+class Motion(NamedTuple):
+    """How keys and values move."""
+
+    key_field: Field
+    value_field: Field
+    options: PairOptions
+
+
+class PairTokens(NamedTuple):
+    """Tokens that rows attend to, and how they move."""
+
+    queries: Tokens
+    keys: Tokens
+    values: Tokens
+    num_heads: int
+    motion: Motion
+
+
+def attend_pairs(
+    pairs: Pairs,
+    start: Float[Tensor, "P"],
+    end: Float[Tensor, "P"],
+    path: Callable[[Tensor], Tensor],
+    own_of_rows: Float[Tensor, "R D"],
+    tokens: PairTokens,
+) -> Float[Tensor, "R D"]:
+    """Return the attended values of any rows, heads side by side; zero in rows that see nothing.
+
+    Each pair is integrated from its token's to its row's time; the path maps `[P]` to `[P, D]`.
+    """
+    queries, keys, values, num_heads, (key_field, value_field, options) = tokens
+
+    def solve(field: Field, x: Tensor) -> list[Tensor]:
+        return options.solve(field, at_tokens(x), start.to(x.dtype), (end - start).to(x.dtype))
+
+    def at_tokens(x: Tensor) -> Tensor:
+        return x.flatten(0, 1).index_select(0, pairs.token)
+
+    heads = (num_heads, values.shape[-1] // num_heads)  # H, C
+    nodes, weights = options.rule()
+    apart = (end != start)[:, None]
+    own = own_of_rows.index_select(0, pairs.row)
+    logits: Any = 0.0
+    for x, weight, key in zip(nodes, weights, solve(key_field, keys), strict=True):
+        if x in (0.0, 1.0):
+            asked = own if x else at_tokens(queries)
+        else:  # lerp, unlike start + x * (end - start), never passes the end
+            asked = path(torch.lerp(start, end, x))
+        asked = torch.where(apart, asked, own)
+        logits = logits + weight * (asked * key).unflatten(-1, heads).sum(-1)  # [P, H]
+    solved = zip(weights, solve(value_field, values), strict=True)
+    mean: Any = sum(weight * value for weight, value in solved)
+    # Logits have no channels, so that a grid of them is small beside the states.
+    grid = pairs.spread(logits / math.sqrt(heads[1]), torch.finfo(logits.dtype).min)
+    shares = pairs.collect(torch.softmax(grid, dim=1))
+    weighted = (shares[..., None] * mean.unflatten(-1, heads)).flatten(1)
+    return weighted.new_zeros(own_of_rows.shape).index_add(0, pairs.row, weighted)
 
 
 def contiformer_attention(
     q: Float[Tensor, "B N H C"],
     k: Float[Tensor, "B N H C"],
     v: Float[Tensor, "B N H C"],
-    times: Float[Tensor, "B N"],
-    mask: Bool[Tensor, "B N"] | None = None,
+    times: Times,
+    mask: Mask | None = None,
     *,
     key_field: Field,
     value_field: Field,
     **options: Any,
 ) -> Float[Tensor, "B N H C"]:
-    r"""Return attention between a spline of queries and keys that move along a vector field.
+    r"""Return attention `[B, N, H, C]` of a spline of queries to keys that move along a field.
 
     $$\alpha_i(t_j) = \frac{1}{t_j - t_i} \int_{t_i}^{t_j} \langle q(\tau), k_i(\tau) \rangle d\tau,
     \qquad \dot k_i = f_k(t, k_i), \quad k_i(t_i) = K_i,$$
 
     a softmax of $\alpha / \sqrt C$ over the keys, and values $\dot v_i = f_v(t, v_i)$ averaged over
     the same interval. Where $t_i = t_j$ the logit is $\langle Q_j, K_i \rangle$, the value $V_i$;
-    tokens at one time see each other. States are kept in float32 at least, even if the fields
-    compute in less (autocast).
+    tokens at one time see each other. States are float32 at least, even under autocast.
 
     Args:
         q: Query tokens, the knots of the spline.
         k: Key tokens, where the key trajectories start.
-        v: Value tokens, where the value trajectories start.
-        times: Times of the tokens, not decreasing within a series.
-        mask: True where a token is present; absent ones may hold anything, NaN included.
-        key_field: Maps times `[P]` and states `[P, H * C]` to the derivatives of the states. P is
-            the number of pairs that are seen; no other is solved. One field moves all heads
-            together.
+        v: Value tokens, likewise.
+        times: Times of the tokens `[B, N]`, not decreasing within a series.
+        mask: True where a token is present `[B, N]`; rows of absent ones are zero.
+        key_field: Maps times `[P]` and states `[P, H * C]` of the P pairs to their derivatives.
         value_field: The same for the values.
-        options: Fields of `PairOptions`: `query, direction, quadrature, num_nodes, step, solver,
-            recompute, method, adjoint, fuse`.
-
-    Returns:
-        The attended values, in the dtype of `v`; zero in the rows of absent tokens.
-
-    Raises:
-        ValueError: For shapes that do not fit, times that decrease, unknown modes.
-        TypeError: For tensors that are not floating point, masks that are not boolean.
-        ImportError: If torchdiffeq is asked for and not installed.
+        options: `query` (`hermite` or `linear`), `direction` (`causal` or `bidirectional`),
+            `quadrature` (`gauss` with `num_nodes`, or `trapezoid`), `solver` (`rk4`, our own, with
+            a largest `step` on [-1, 1], `recompute` to save memory and `fuse` to compile it; or
+            `torchdiffeq` with `method` `rk4` or `dopri5`, and `adjoint`).
 
     Example:
         >>> q, k, v = torch.randn(3, 1, 4, 2, 8).unbind(0)
@@ -96,56 +348,41 @@ def contiformer_attention(
         >>> contiformer_attention(q, k, v, times, **fields).shape
         torch.Size([1, 4, 2, 8])
     """
-    pair_options = PairOptions(**options)
+    motion = Motion(key_field, value_field, PairOptions(**options))
     for name, x in (("q", q), ("k", k), ("v", v), ("times", times)):
         check_float(name, x)
     if q.ndim != 4:
         raise ValueError(f"q must have shape [B, N, H, C], got {list(q.shape)}")
-    batch, length = q.shape[:2]
-    check_shape("k", k, tuple(q.shape), "[B, N, H, C]")
-    check_shape("v", v, tuple(q.shape), "[B, N, H, C]")
-    check_shape("times", times, (batch, length), "[B, N]")
+    for name, x in (("k", k), ("v", v)):
+        check_shape(name, x, tuple(q.shape), "[B, N, H, C]")
+    check_shape("times", times, tuple(q.shape[:2]), "[B, N]")
     if mask is not None:
-        check_mask("mask", mask, (batch, length))
+        check_mask("mask", mask, (q.shape[0], q.shape[1]))
     check_times("times", times, mask)
     if mask is not None:
         times = clean_times(times, mask)
         q, k, v = (blank_absent(x, mask) for x in (q, k, v))
-    return _attend_all(q, k, v, times, mask, key_field, value_field, pair_options)
+    return _attend_all(q, k, v, times, mask, motion)
 
 
 def _attend_all(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    times: Tensor,
-    mask: Tensor | None,
-    key_field: Field,
-    value_field: Field,
-    options: PairOptions,
+    q: Tensor, k: Tensor, v: Tensor, times: Times, mask: Mask | None, motion: Motion
 ) -> Float[Tensor, "B N H C"]:
     """Return `contiformer_attention` of tokens that are checked and whose padding is clean."""
     if v.numel() == 0:
         return torch.zeros_like(v)
     dtype = torch.promote_types(v.dtype, torch.float32)
     queries, keys, values = (x.to(dtype).flatten(2) for x in (q, k, v))  # [B, N, D]
-    # [B, rows, keys]
-    if options.direction == "causal":
-        seen = times[:, None, :] <= times[:, :, None]
-    else:
-        seen = times.new_ones(*times.shape, times.shape[1], dtype=torch.bool)
-    if mask is not None:
-        seen = seen & mask[:, :, None] & mask[:, None, :]
+    present = torch.ones_like(times, dtype=torch.bool) if mask is None else mask
+    seen = present[:, :, None] & present[:, None, :]  # [B, rows, keys]
+    if motion.options.direction == "causal":
+        seen = seen & (times[:, None, :] <= times[:, :, None])
     pairs = Pairs.where(seen)
-    attended = attend_pairs(
-        pairs,
-        # Rows are tokens, too.
-        times.flatten().index_select(0, pairs.token),
-        times.flatten().index_select(0, pairs.row),
-        partial(query_spline(queries, times, mask, options.query), pairs),
-        queries.flatten(0, 1),
-        PairTokens(queries, keys, values, v.shape[2], key_field, value_field, options),
-    )
+    # Rows are tokens, too.
+    start, end = (times.flatten().index_select(0, x) for x in (pairs.token, pairs.row))
+    path = partial(query_spline(queries, times, mask, motion.options.query), pairs)
+    tokens = PairTokens(queries, keys, values, v.shape[2], motion)
+    attended = attend_pairs(pairs, start, end, path, queries.flatten(0, 1), tokens)
     return attended.view(v.shape).to(v.dtype)
 
 
@@ -157,27 +394,18 @@ class VectorField(nn.Module):
         num_layers: Number of layers of that form.
         activation: $\phi$: `sigmoid, softplus` or `tanh`.
         norm: Whether there is a layer norm.
-
-    Example:
-        >>> VectorField(8)(torch.rand(5), torch.randn(5, 8)).shape
-        torch.Size([5, 8])
     """
 
     def __init__(
-        self,
-        dim: int,
-        *,
-        num_layers: int = 1,
-        activation: Activation = "sigmoid",
-        norm: bool = True,
+        self, dim: int, *, num_layers: int = 1, activation: str = "sigmoid", norm: bool = True
     ) -> None:
         super().__init__()
-        check_choice("activation", activation, get_args(Activation))
+        kinds = {"sigmoid": nn.Sigmoid, "softplus": nn.Softplus, "tanh": nn.Tanh}
+        check_choice("activation", activation, tuple(kinds))
         self.maps = nn.ModuleList(nn.Linear(dim, dim) for _ in range(num_layers))
         self.time_gain = nn.Parameter(torch.zeros(num_layers, dim))
         norms = (nn.LayerNorm(dim, eps=1e-6) if norm else nn.Identity() for _ in range(num_layers))
         self.norms = nn.ModuleList(norms)
-        kinds = {"sigmoid": nn.Sigmoid, "softplus": nn.Softplus, "tanh": nn.Tanh}
         self.activation = kinds[activation]()
 
     def forward(self, t: Float[Tensor, "*P"], y: Float[Tensor, "*P D"]) -> Float[Tensor, "*P D"]:
@@ -190,16 +418,10 @@ class VectorField(nn.Module):
 class ContiFormerAttention(ProjectedAttention):
     """Multi-head ContiFormer attention: projections, two vector fields, `contiformer_attention`.
 
-    The defaults are those of the released code (microsoft/PhysioPro, the configurations of its
-    experiments) in the vector field, the solver, its step, the spline and the initial weights. The
-    quadrature is the paper's; its number of nodes is the default of the release, whose
-    experiments use `trapezoid`.
-
-    Differences from the release: the default direction is `causal`, as in `OscillatorAttention`,
-    while the release attends to all pairs; the spline is evaluated where it is asked for, not on a
-    grid of 0.01; our solver steps onto the nodes, while the release interpolates between its steps;
-    gradients go through the solver, while the release has `solver="torchdiffeq", adjoint=True`;
-    there is no dropout on the weights.
+    Defaults are those of the released experiments (microsoft/PhysioPro), except that the quadrature
+    is the paper's (the release: `trapezoid`); the direction is `causal` (all pairs); the spline
+    is evaluated where it is asked for (a grid of 0.01); the solver steps onto the nodes
+    (interpolation); gradients go through it (the adjoint); and weights have no dropout.
 
     Args:
         dim: Width D of the tokens; a multiple of `num_heads`.
@@ -209,11 +431,6 @@ class ContiFormerAttention(ProjectedAttention):
         norm: Whether the fields have layer norms.
         dropout: Dropout after the output projection.
         options: Those of `contiformer_attention`.
-
-    Example:
-        >>> layer = ContiFormerAttention(16, 4)
-        >>> layer(torch.randn(2, 5, 16), torch.rand(2, 5).sort().values).shape
-        torch.Size([2, 5, 16])
     """
 
     def __init__(
@@ -222,7 +439,7 @@ class ContiFormerAttention(ProjectedAttention):
         num_heads: int,
         *,
         vector_field: Literal["linear", "mlp"] = "linear",
-        activation: Activation = "sigmoid",
+        activation: str = "sigmoid",
         norm: bool = True,
         dropout: float = 0.0,
         **options: Any,
@@ -233,27 +450,26 @@ class ContiFormerAttention(ProjectedAttention):
         for child in self.children():
             if isinstance(child, nn.Linear):
                 nn.init.xavier_uniform_(child.weight)
-        num_layers = 1 if vector_field == "linear" else 2
-        self.key_field, self.value_field = (
-            VectorField(dim, num_layers=num_layers, activation=activation, norm=norm)
-            for _ in range(2)
-        )
+        layers: Any = {"num_layers": 1 if vector_field == "linear" else 2, "norm": norm}
+        self.key_field = VectorField(dim, **layers, activation=activation)
+        self.value_field = VectorField(dim, **layers, activation=activation)
+
+    @property
+    def motion(self) -> Motion:
+        """How keys and values move."""
+        return Motion(self.key_field, self.value_field, self.options)
 
     def forward(
-        self, x: Tensor, times: Tensor, mask: Tensor | None = None, *, validate: bool = True
-    ) -> Float[Tensor, "B N D"]:
-        """Return the attended tokens; rows where `mask` is False mean nothing.
-
-        Arguments are those of `OscillatorAttention.forward`: tokens `[B, N, D]`, times `[B, N]`.
-        """
+        self, x: Tokens, times: Times, mask: Mask | None = None, *, validate: bool = True
+    ) -> Tokens:
+        """Return the attended tokens, see `OscillatorAttention.forward`; padding means nothing."""
         if validate:
             check_tokens(x, times, mask, name="x", dim=self.dim)
             check_times("times", times, mask)
             times = clean_times(times, mask)
             if mask is not None:
                 x = torch.where(mask[..., None], x, 0.0)
-        fields = self.key_field, self.value_field
-        out = _attend_all(*self.project(x, x), times, mask, *fields, self.options)
+        out = _attend_all(*self.project(x, x), times, mask, self.motion)
         return self.finish(out.flatten(2))
 
     def extra_repr(self) -> str:
@@ -286,43 +502,32 @@ class ContiFormerBackbone(Backbone):
         **options: Any,
     ) -> None:
         super().__init__()
-        self.dim = dim
-        self.time_scale = TimeScale()
+        self.dim, self.time_scale = dim, TimeScale()
         self.embedding = SeriesEmbedding(input_dim, dim, static_dim=static_dim)
-        self.encoder = Encoder(
-            EncoderBlock(
-                ContiFormerAttention(dim, num_heads, dropout=dropout, **options),
-                feedforward_dim=feedforward_dim,
-                dropout=dropout,
-            )
-            for _ in range(num_layers)
-        )
+        layer = partial(ContiFormerAttention, dim, num_heads, dropout=dropout, **options)
+        between: Any = {"feedforward_dim": feedforward_dim, "dropout": dropout}
+        self.encoder = Encoder(EncoderBlock(layer(), **between) for _ in range(num_layers))
 
     def encode(
-        self, values: Tensor, times: Tensor, mask: Tensor, static: Tensor | None = None
+        self, values: Values, times: Times, mask: Mask, static: Static | None = None
     ) -> Encoded:
         """Return the encoded series, see `Backbone.encode`."""
         tokens = self.embedding(values, static=static)
-        encoded: Encoded = self.encoder(tokens, self.time_scale(times), mask, validate=False)
-        return encoded
+        return cast("Encoded", self.encoder(tokens, self.time_scale(times), mask, validate=False))
 
-    def read(self, encoded: Any, query_times: Float[Tensor, "B M"]) -> Float[Tensor, "B M D"]:
+    def read(self, encoded: Any, query_times: Tensor) -> Tensor:
         """Refuse: the attention has rows at the observations only."""
         raise NotImplementedError("contiformer has states at the observations only")
 
-    def _fit_time_scale(
-        self, times: Tensor, mask: Tensor | None, generator: torch.Generator | None
-    ) -> None:
+    def _fit_time_scale(self, times: Times, mask: Mask | None, generator: Any) -> None:
         self.time_scale.fit(times, mask)
 
 
 @dataclass(frozen=True)
 class _Prepared:
-    """What a batch of events has before gaps are known."""
-
-    times: Float[Tensor, "B N"]
-    tokens: Float[Tensor, "B N D"]
-    after: Float[Tensor, "B N D"]
+    times: Times
+    tokens: Tokens
+    after: Tokens
     present: Int[Tensor, "E"]
     num_seen: Int[Tensor, "E"]
 
@@ -337,11 +542,9 @@ class ContiFormerEventEncoder(TokenEncoder):
 
     A row some gap after event i is the token of event i, whose query is held from $t_i$ on; it
     attends to the events 0 to i, whose keys and values have moved along their vector fields until
-    then. Without a gap it is the row of event i itself. (The released event code computes the
-    attention and does not use it.)
-
-    A sequence of n events costs $n (n + 1) (G + 1) / 2$ trajectories for each field, and padding
-    none. They are solved in parts and solved again in the backward pass.
+    then. (The released event code computes the attention and does not use it.) A sequence of n
+    events costs $n (n + 1) (G + 1) / 2$ trajectories for each field, solved in parts, and again in
+    the backward pass.
 
     Args:
         num_types: Number of event types K.
@@ -349,10 +552,8 @@ class ContiFormerEventEncoder(TokenEncoder):
         num_layers: Number of blocks.
         num_heads: Number of heads.
         dropout: Dropout.
-        gaps_per_unit: Mean gaps of the training events in a unit of the fields' time. The fields
-            are bounded, so this is how many events it takes until a key has moved by its size.
-        options: `quadrature, num_nodes, step` and `fuse` of `PairOptions`; the defaults take one
-            step of Runge-Kutta from node to node.
+        gaps_per_unit: Mean training gaps in a unit of time, in which a key moves by its size.
+        options: `quadrature, num_nodes, step, fuse` of `PairOptions`; by default one step a node.
     """
 
     def __init__(
@@ -391,27 +592,21 @@ class ContiFormerEventEncoder(TokenEncoder):
         num_seen = present.cpu() % batch.mask.shape[1] + 1
         return _Prepared(times, tokens, after, present, num_seen)
 
-    def states(self, prepared: Any, gaps: Float[Tensor, "B N G"] | None) -> EventStates:
+    def states(self, prepared: Any, gaps: Gaps | None) -> EventStates:
         """Return the states after each event, and at gaps after it, see `EventEncoder`."""
-        if gaps is None:
-            return EventStates(prepared.after, None)
-        return EventStates(
-            prepared.after, self._read(prepared, self.scale(gaps) / self.gaps_per_unit)
-        )
+        now = None if gaps is None else self._read(prepared, self.scale(gaps) / self.gaps_per_unit)
+        return EventStates(prepared.after, now)
 
-    def _read(self, known: _Prepared, gaps: Float[Tensor, "B N G"]) -> Float[Tensor, "B N G D"]:
+    def _read(self, known: _Prepared, gaps: Gaps) -> Float[Tensor, "B N G D"]:
         """Return the rows of the last block some gaps after each event; zero after absent ones."""
         block = cast("EncoderBlock", self.blocks[-1])
         layer: ContiFormerAttention = block.attention
-        size, width, num_gaps = gaps.shape
-        tokens, gaps = (
-            x.flatten(0, 1).index_select(0, known.present) for x in (known.tokens, gaps)
-        )
+        shape = (*gaps.shape, self.dim)
+        found = (x.flatten(0, 1).index_select(0, known.present) for x in (known.tokens, gaps))
+        tokens, gaps = found
         attended = self._attend(known, layer, block.attention_norm(known.tokens), gaps)
         rows: Tensor = self.norm(block.residual(tokens[:, None], layer.finish(attended)))
-        states = rows.new_zeros(size * width, num_gaps, self.dim)
-        states = states.index_copy(0, known.present, rows)
-        return states.unflatten(0, (size, width))
+        return rows.new_zeros(shape).flatten(0, 1).index_copy(0, known.present, rows).view(shape)
 
     def _attend(
         self, known: _Prepared, layer: ContiFormerAttention, normed: Tensor, gaps: Tensor
@@ -424,29 +619,23 @@ class ContiFormerEventEncoder(TokenEncoder):
         end = times.index_select(0, event) + gaps.flatten()
         num_seen = known.num_seen.repeat_interleave(gaps.shape[1])
         spline = query_spline(q, known.times, None, layer.options.query)
-        fields = layer.key_field, layer.value_field
         # Parts are recomputed as a whole.
-        options = replace(layer.options, recompute=False)
+        motion = layer.motion._replace(options=replace(layer.options, recompute=False))
 
         def attend(rows: slice, num_pairs: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             pairs = _past_pairs(event[rows], known.times.shape[1], num_pairs)
             last = times.index_select(0, event[rows].index_select(0, pairs.row))
+            ends = times.index_select(0, pairs.token), end[rows].index_select(0, pairs.row)
+            own = q.flatten(0, 1).index_select(0, event[rows])
+            tokens = PairTokens(q, k, v, layer.num_heads, motion)
             return attend_pairs(
-                pairs,
-                times.index_select(0, pairs.token),
-                end[rows].index_select(0, pairs.row),
-                lambda tau: spline(pairs, torch.minimum(tau, last)),
-                q.flatten(0, 1).index_select(0, event[rows]),
-                PairTokens(q, k, v, layer.num_heads, *fields, options),
+                pairs, *ends, lambda tau: spline(pairs, torch.minimum(tau, last)), own, tokens
             )
 
         largest = _LARGEST_PART.get(gaps.device.type, _LARGEST_PART["cpu"])
-        parts = [v.flatten(0, 1)[:0]]
-        for part in _parts(num_seen, largest // self.dim):
-            if torch.is_grad_enabled():
-                parts.append(checkpoint(attend, *part, q, k, v, **_NO_RNG))
-            else:
-                parts.append(attend(*part, q, k, v))
+        solve = partial(checkpoint, attend, **_NO_RNG) if torch.is_grad_enabled() else attend
+        parts = [solve(*part, q, k, v) for part in _parts(num_seen, largest // self.dim)]
+        parts.append(v.flatten(0, 1)[:0])  # so that no event is no row
         return torch.cat(parts).to(normed.dtype).view(*gaps.shape, self.dim)
 
 
@@ -465,8 +654,7 @@ def _parts(num_seen: Int[Tensor, "R"], largest: int) -> Iterator[tuple[slice, in
     ends = num_seen.cumsum(0)
     begin = done = 0
     while begin < len(ends):
-        stop = int(torch.searchsorted(ends, done + largest, right=True))
-        stop = max(stop, begin + 1)
+        stop = max(begin + 1, int(torch.searchsorted(ends, done + largest, right=True)))
         num_pairs = int(ends[stop - 1]) - done
         yield slice(begin, stop), num_pairs
         begin, done = stop, done + num_pairs

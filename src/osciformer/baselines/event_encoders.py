@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import nn
 from torch.nn import functional
 from torch.nn.functional import scaled_dot_product_attention
 
-from osciformer._types import Float, Tensor
+from osciformer._types import Float, Tensor, Times, Tokens
 from osciformer.events.neural.encoder import (
-    EventEncoder,
     EventStates,
-    GapScale,
+    Gaps,
     TokenEncoder,
+    TypeEncoder,
     elapsed_of,
     gaps_of,
 )
@@ -45,52 +44,41 @@ class RecurrentEventEncoder(TokenEncoder):
         between = dropout if num_layers > 1 else 0.0
         self.recurrence = nn.GRU(dim, dim, num_layers, batch_first=True, dropout=between)
 
-    def prepare(self, batch: EventBatch) -> Float[Tensor, "B N D"]:
+    def prepare(self, batch: EventBatch) -> Tokens:
         """Return the states after all events, see `EventEncoder`."""
-        after: Tensor = self.dropout(self.recurrence(self.tokens(batch))[0])
-        return after
+        return cast("Tensor", self.dropout(self.recurrence(self.tokens(batch))[0]))
 
 
 class _Cells(NamedTuple):
     """What each event leaves: the cell, where it decays to, how fast, and the output gate."""
 
-    start: Float[Tensor, "B N D"]
-    target: Float[Tensor, "B N D"]
-    rate: Float[Tensor, "B N D"]
-    output: Float[Tensor, "B N D"]
+    start: Tokens
+    target: Tokens
+    rate: Tokens
+    output: Tokens
 
 
 @register_backbone("neural_hawkes", kind="events", settings=("dropout",))
-class ContinuousTimeLSTMEncoder(EventEncoder):
+class ContinuousTimeLSTMEncoder(TypeEncoder):
     r"""An LSTM whose cells decay exponentially between events, each to a target of its own.
 
     $$c(t) = \bar c_i + (c_i - \bar c_i) e^{-\delta_i (t - t_i)}, \qquad
     h(t) = o_i \odot \tanh c(t)$$
-    Mei and Eisner, "The Neural Hawkes Process", NeurIPS 2017, eq. 4 to 7. At an event,
-    seven gates of its type and of h just before it make $c_i, \bar c_i, \delta_i, o_i$. As
-    there, the time since the event before is known from the decay alone. Rates are per mean gap of
-    the training events. Before the first event all cells are 0.
+    Mei and Eisner, "The Neural Hawkes Process", NeurIPS 2017, eq. 4 to 7. At an event, seven gates
+    of its type and of h just before it make $c_i, \bar c_i, \delta_i, o_i$. Rates are per mean gap
+    of the training events. Before the first event all cells are 0.
     """
 
     def __init__(self, num_types: int, dim: int = 64, *, dropout: float = 0.0) -> None:
-        super().__init__()
-        self.dim = dim
-        self.scale = GapScale()
-        self.types = nn.Embedding(num_types, dim)
+        super().__init__(num_types, dim, dropout)
         self.from_type = nn.Linear(dim, 7 * dim)
         self.from_state = nn.Linear(dim, 7 * dim, bias=False)
-        self.dropout = nn.Dropout(dropout)
-
-    def fit_times(self, batch: EventBatch) -> None:
-        """Set the unit of gaps."""
-        self.scale.fit_batch(batch)
 
     def prepare(self, batch: EventBatch) -> _Cells:
         """Return the cells after all events, see `EventEncoder`."""
         inputs = self.from_type(self.dropout(self.types(batch.clean_types)))
         gaps = self.scale(gaps_of(batch)).to(inputs.dtype)
-        zero = inputs.new_zeros(len(batch), self.dim)
-        cells = _Cells(zero, zero, zero, zero)
+        cells = _Cells(*[inputs.new_zeros(len(batch), self.dim)] * 4)
         weight = self.from_state.weight.t()
         steps = []
         for raw, gap in zip(inputs.unbind(1), gaps[..., None].unbind(1), strict=True):
@@ -100,16 +88,13 @@ class ContinuousTimeLSTMEncoder(EventEncoder):
             enter, forget, enter_target, forget_target, output = gates.sigmoid().chunk(5, dim=-1)
             value, rate = rest.chunk(2, dim=-1)
             value = value.tanh()
-            cells = _Cells(
-                forget * before + enter * value,
-                forget_target * cells.target + enter_target * value,
-                functional.softplus(rate),
-                output,
-            )
+            target = forget_target * cells.target + enter_target * value
+            start = forget * before + enter * value
+            cells = _Cells(start, target, functional.softplus(rate), output)
             steps.append(cells)
         return _Cells(*(torch.stack(items, dim=1) for items in zip(*steps, strict=True)))
 
-    def states(self, prepared: Any, gaps: Float[Tensor, "B N G"] | None) -> EventStates:
+    def states(self, prepared: Any, gaps: Gaps | None) -> EventStates:
         """Return the states after each event, and at gaps after it, see `EventEncoder`."""
         after = prepared.output * torch.tanh(prepared.start)
         if gaps is None:
@@ -122,10 +107,8 @@ class ContinuousTimeLSTMEncoder(EventEncoder):
 class GapFlow(nn.Module):
     r"""The flow of $dh/ds = f(h)$ over $s = \log(1 + g)$, g a gap in the unit of a data set.
 
-    In g it is $dh/dg = f(h) / (1 + g)$: full speed just after an event, and less the longer nothing
-    comes. So a gap a million times the mean takes as many steps as any other. f is a perceptron
-    with outputs in [-1, 1], so no step can blow up, however long. Each gap takes `num_steps` steps
-    of the classical Runge-Kutta method.
+    So each gap, however long, takes `num_steps` steps of the classical Runge-Kutta method. f is a
+    perceptron with outputs in [-1, 1], so no step can blow up.
     """
 
     def __init__(self, dim: int, num_steps: int = 4) -> None:
@@ -135,10 +118,8 @@ class GapFlow(nn.Module):
         self.num_steps = num_steps
         self.field = nn.Sequential(nn.Linear(dim, dim), nn.Tanh(), nn.Linear(dim, dim), nn.Tanh())
 
-    def forward(
-        self, states: Float[Tensor, "*S D"], gaps: Float[Tensor, "*S"]
-    ) -> Float[Tensor, "*S D"]:
-        """Return where the states are some gaps later."""
+    def forward(self, states: Float[Tensor, "*S D"], gaps: Float[Tensor, "*S"]) -> Tensor:
+        """Return where the states are some gaps later `[*S, D]`."""
         step = (torch.log1p(gaps) / self.num_steps).to(states.dtype)[..., None]
         for _ in range(self.num_steps):
             k1 = self.field(states)
@@ -163,7 +144,7 @@ class ODERNNEncoder(TokenEncoder):
         self.update = nn.GRUCell(dim, dim)
         self.flow = GapFlow(dim, num_steps)
 
-    def prepare(self, batch: EventBatch) -> Float[Tensor, "B N D"]:
+    def prepare(self, batch: EventBatch) -> Tokens:
         """Return the states after all events, see `EventEncoder`."""
         tokens, gaps = self.tokens(batch), self.scale(gaps_of(batch))
         state = self.update(tokens[:, 0])
@@ -173,19 +154,18 @@ class ODERNNEncoder(TokenEncoder):
             after.append(state)
         return torch.stack(after, dim=1)
 
-    def states(self, prepared: Any, gaps: Float[Tensor, "B N G"] | None) -> EventStates:
+    def states(self, prepared: Any, gaps: Gaps | None) -> EventStates:
         """Return the states after each event, and at gaps after it, see `EventEncoder`."""
-        if gaps is None:
-            return EventStates(prepared, None)
-        rows = prepared[:, :, None].expand(-1, -1, gaps.shape[-1], -1)
-        return EventStates(prepared, self.flow(rows, self.scale(gaps)))
+        after, still = super().states(prepared, gaps)
+        if gaps is None or still is None:
+            return EventStates(after, None)
+        return EventStates(after, self.flow(still, self.scale(gaps)))
 
 
 class TimeEmbedding(ExactBuffers):
     r"""A learned embedding of time, $(w_0 t + a_0, \sin(w_1 t + a_1), \sin(w_2 t + a_2), \dots)$.
 
-    The frequencies are $w = r e^p$, r from the time scales of the training events and kept in
-    float64, p learned: long times need more digits than float32 has.
+    The frequencies are $w = r e^p$, r from the training times and in float64, p learned.
     """
 
     reference: Tensor
@@ -215,11 +195,10 @@ class TimeEmbedding(ExactBuffers):
         return torch.cat((phase[..., :1], phase[..., 1:].sin()), dim=-1).to(self.shift.dtype)
 
 
-@dataclass(frozen=True)
-class _PreparedTimes:
+class _PreparedTimes(NamedTuple):
     """Times since the first event in the unit of the training events, keys and values by head."""
 
-    elapsed: Float[Tensor, "B N"]
+    elapsed: Times
     keys: Float[Tensor, "B H N C"]
     values: Float[Tensor, "B H N C"]
 
@@ -230,7 +209,6 @@ class MultiTimeAttentionEncoder(TokenEncoder):
 
     Shukla and Marlin, "Multi-Time Attention Networks for Irregularly Sampled Time Series", ICLR
     2021: queries and keys are learned embeddings of time alone, each head has its own map of them.
-    The state at t is asked at t, of the events up to the last one by their index.
     """
 
     def __init__(
@@ -251,13 +229,10 @@ class MultiTimeAttentionEncoder(TokenEncoder):
         self.norm = nn.LayerNorm(dim)
 
     def fit_times(self, batch: EventBatch) -> None:
-        """Set the unit of time, and the frequencies from half a turn over the longest sequence on.
-
-        The highest makes half a turn over a mean gap: between events the state is asked at any
-        time, and must not turn faster than intensities do.
-        """
+        """Set the unit of time, and frequencies from half a turn over the longest sequence on."""
         super().fit_times(batch)
         if bool((gaps_of(batch) > 0).any()):
+            # Between events the state must not turn faster than intensities do: half a turn a gap.
             low, _ = frequency_range(self.scale(elapsed_of(batch)), batch.mask)
             self.time.reset((low, max(low, math.pi)))
 
@@ -268,18 +243,15 @@ class MultiTimeAttentionEncoder(TokenEncoder):
         values = self.value_projection(self.tokens(batch))
         return _PreparedTimes(elapsed, self._heads(keys), self._heads(values))
 
-    def states(self, prepared: Any, gaps: Float[Tensor, "B N G"] | None) -> EventStates:
+    def states(self, prepared: Any, gaps: Gaps | None) -> EventStates:
         """Return the states after each event, and at gaps after it, see `EventEncoder`."""
-        elapsed = prepared.elapsed[..., None]
-        if gaps is None:
-            return EventStates(self._read(prepared, elapsed)[:, :, 0], None)
-        times = torch.cat((elapsed, elapsed + self.scale(gaps)), dim=-1)
+        times = elapsed = prepared.elapsed[..., None]
+        if gaps is not None:
+            times = torch.cat((elapsed, elapsed + self.scale(gaps)), dim=-1)
         states = self._read(prepared, times)
-        return EventStates(states[:, :, 0], states[:, :, 1:])
+        return EventStates(states[:, :, 0], None if gaps is None else states[:, :, 1:])
 
-    def _read(
-        self, known: _PreparedTimes, times: Float[Tensor, "B N G"]
-    ) -> Float[Tensor, "B N G D"]:
+    def _read(self, known: _PreparedTimes, times: Gaps) -> Float[Tensor, "B N G D"]:
         """Return the states at times, of the events up to each event."""
         width, num_gaps = times.shape[1:]
         queries = self._heads(self.query_projection(self.time(times.flatten(1))))
@@ -287,10 +259,8 @@ class MultiTimeAttentionEncoder(TokenEncoder):
         seen = index <= index.repeat_interleave(num_gaps)[:, None]  # [N * G, N]
         attended = scaled_dot_product_attention(queries, known.keys, known.values, attn_mask=seen)
         x = self.output_projection(attended.transpose(1, 2).flatten(2))
-        x = x + self.feedforward(self.feedforward_norm(x))
-        states: Tensor = self.norm(x)
+        states: Tensor = self.norm(x + self.feedforward(self.feedforward_norm(x)))
         return states.unflatten(1, (width, num_gaps))
 
     def _heads(self, x: Float[Tensor, "B M D"]) -> Float[Tensor, "B H M C"]:
-        """Return the channels by head."""
         return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional
 
 from osciformer._text import check_choice
-from osciformer._types import Bool, Float, Tensor
+from osciformer._types import Float, Mask, QueryTimes, Reads, Static, Tensor, Times, Tokens, Values
 from osciformer.models.backbones import Backbone, register_backbone
 from osciformer.models.forward_fill import forward_fill, positive_gaps
 from osciformer.nn.encoder import with_indicators
@@ -26,10 +26,10 @@ from osciformer.ops.padding import clean_times
 class EncodedRecurrence:
     """States of one recurrence and what decays from them."""
 
-    states: Float[Tensor, "B N D"]
-    ages: Float[Tensor, "B N F"]  # since the last measurement, or the first row if there is none
-    times: Float[Tensor, "B N"]
-    mask: Bool[Tensor, "B N"]
+    states: Tokens
+    ages: Values  # since the last measurement, or the first row if there is none
+    times: Times
+    mask: Mask
 
 
 class DecayRecurrence(nn.Module):
@@ -42,9 +42,8 @@ class DecayRecurrence(nn.Module):
     \gamma_h = e^{-\max(0,\, W \delta + b_h)}, \qquad
     h \leftarrow \mathrm{GRU}([\hat x, m],\, \gamma_h h)$$
 
-    Values have zero mean, so that decay to the mean is decay to zero.
-    Static features enter each step. The dropout of the hidden state, where it enters the gates, is
-    the same at every step.
+    Values have zero mean, so they decay to zero. Static features enter each step. The dropout of
+    the hidden state is the same at every step.
     """
 
     no_weight_decay = ("value_rate",)
@@ -65,7 +64,7 @@ class DecayRecurrence(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(
-        self, values: Tensor, times: Tensor, mask: Tensor, static: Tensor | None = None
+        self, values: Values, times: Times, mask: Mask, static: Static | None = None
     ) -> EncodedRecurrence:
         """Return the states of the series; times are in the unit of the decays."""
         times = clean_times(times, mask)
@@ -84,18 +83,16 @@ class DecayRecurrence(nn.Module):
         if self.static is not None and static is not None:
             gates = gates + self.static(with_indicators(static))[:, None]
         decay = self._decay(delta)
-
         hidden = gates.new_zeros(len(values), self.dim)
         kept = self.dropout(torch.ones_like(hidden))
         states = []
         steps = zip(decay.unbind(1), gates.unbind(1), mask[..., None].unbind(1), strict=True)
         for fade, gate, present in steps:
-            stepped = self._step(fade * hidden, gate, kept)
-            hidden = torch.where(present, stepped, hidden)
+            hidden = torch.where(present, self._step(fade * hidden, gate, kept), hidden)
             states.append(hidden)
         return EncodedRecurrence(torch.stack(states, dim=1), ages, times, mask)
 
-    def read(self, encoded: EncodedRecurrence, query_times: Tensor) -> Tensor:
+    def read(self, encoded: EncodedRecurrence, query_times: QueryTimes) -> Reads:
         """Return the hidden states at any times, decayed since the row before; zeros before all."""
         held = last_observation(encoded.times, query_times, encoded.mask)
         moved = query_times - take_tokens(encoded.times[..., None], held)[..., 0]
@@ -103,11 +100,9 @@ class DecayRecurrence(nn.Module):
         return self._decay(delta.clamp(min=0.0)) * take_tokens(encoded.states, held)
 
     def _decay(self, delta: Float[Tensor, "B N F"]) -> Float[Tensor, "B N D"]:
-        """Return the factors of hidden states of features that are this old."""
         return torch.exp(-functional.relu(self.hidden_decay(delta)))
 
     def _step(self, hidden: Tensor, gate: Tensor, kept: Tensor) -> Tensor:
-        """Return the next hidden state of a GRU."""
         own = functional.linear(hidden * kept, self.cell.weight_hh, self.cell.bias_hh)
         width = 2 * self.dim
         reset, update = (gate[:, :width] + own[:, :width]).sigmoid().chunk(2, dim=-1)
@@ -119,23 +114,12 @@ class DecayRecurrence(nn.Module):
 class GRUD(Backbone):
     """GRU-D as a backbone. A read is the last hidden state, decayed until the query time.
 
-    The unit of its decays is the geometric mean of the longest span and the median gap of the
-    training series.
-
     Args:
         input_dim: Number of input columns.
         static_dim: Number of static features S.
         dim: Width D.
-        direction: `causal`, or `bidirectional`: a second recurrence runs backwards in time, and
-            each has half of the width.
+        direction: `causal`, or `bidirectional`: half of the width runs backwards in time.
         dropout: Dropout of the hidden state.
-
-    Example:
-        >>> backbone = GRUD(3, dim=8, direction="bidirectional")
-        >>> times, mask = torch.rand(2, 5).sort().values, torch.ones(2, 5, dtype=torch.bool)
-        >>> encoded = backbone.encode(torch.randn(2, 5, 3), times, mask)
-        >>> encoded.states.shape, backbone.read(encoded, times[:, :2] + 1).shape
-        (torch.Size([2, 5, 8]), torch.Size([2, 2, 8]))
     """
 
     def __init__(
@@ -156,17 +140,17 @@ class GRUD(Backbone):
         self.backwards = DecayRecurrence(input_dim, later, **sizes) if later else None
 
     def encode(
-        self, values: Tensor, times: Tensor, mask: Tensor, static: Tensor | None = None
+        self, values: Values, times: Times, mask: Mask, static: Static | None = None
     ) -> EncodedDirections:
         """Return the encoded series, see `Backbone.encode`."""
         times = self.time_scale(times)
         early = self.forwards(values, times, mask, static)
-        late = None
-        if self.backwards is not None:
-            late = self.backwards(values.flip(1), -times.flip(1), mask.flip(1), static)
+        if self.backwards is None:
+            return EncodedDirections(early, None)
+        late = self.backwards(values.flip(1), -times.flip(1), mask.flip(1), static)
         return EncodedDirections(early, late)
 
-    def read(self, encoded: EncodedDirections, query_times: Tensor) -> Tensor:
+    def read(self, encoded: EncodedDirections, query_times: QueryTimes) -> Reads:
         """Return the states at any times, in the unit of the data."""
         query_times = self.time_scale(query_times)
         early = self.forwards.read(encoded.forwards, query_times)
@@ -175,12 +159,10 @@ class GRUD(Backbone):
         late = self.backwards.read(encoded.backwards, -query_times)
         return torch.cat((early, late), dim=-1)
 
-    def _fit_time_scale(
-        self, times: Tensor, mask: Tensor | None, generator: torch.Generator | None
-    ) -> None:
+    def _fit_time_scale(self, times: Times, mask: Mask | None, generator: Any) -> None:
         self.time_scale.fit(times, mask)
-        gap = positive_gaps(times, mask).median()
-        unit = torch.sqrt(gap * self.time_scale.scale)
+        # The unit of the decays is the geometric mean of the longest span and the median gap.
+        unit = torch.sqrt(positive_gaps(times, mask).median() * self.time_scale.scale)
         self.time_scale.set(float(self.time_scale.reference), float(unit))
 
 
@@ -192,7 +174,7 @@ class EncodedDirections:
     backwards: EncodedRecurrence | None
 
     @property
-    def states(self) -> Float[Tensor, "B N D"]:
+    def states(self) -> Tokens:
         """States of the observations; zero where absent."""
         states = self.forwards.states
         if self.backwards is not None:

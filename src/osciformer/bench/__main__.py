@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from osciformer._files import write_json
 from osciformer.bench import report, speed
 from osciformer.bench.report import positive, progress
 from osciformer.bench.speed import Candidate
@@ -26,9 +27,9 @@ LENGTHS: dict[str, tuple[str, tuple[int, ...], tuple[int, ...]]] = {
     "error-n": ("of the comparison with the oracle", (8, 17), (8,)),
 }
 TIMED_QUERIES = (("hold", "linear", "ridge"), ("hold", "ridge"))
-REFERENCE_QUERIES = ("hold", "ridge")
 # The oracle is slow: a quick run compares fewer series, and only the value mode that it times.
 COMPARED = ((("average", "point"), 8), (("average",), 4))
+SHARED = ("batch", "heads", "channels", "dtype", "device", "threads")  # options of all commands
 SECONDS = (3.0, 0.7)  # for the repetitions of one group
 
 EPILOG = f"""\
@@ -46,8 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments[:1] == ["events"]:
-        # Imported here, because it needs the packages of training and data.
-        from osciformer.bench.events.harness import main as events
+        from osciformer.bench.events.harness import main as events  # needs training and data
 
         return events(arguments[1:])
     options = _parser().parse_args(arguments)
@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     progress(", ".join(f"{key}: {entry}" for key, entry in meta.items()))
     status = run_speed(options, setting, found)
     if options.output is not None:
-        found.save(options.output, meta)
+        write_json(options.output, {"meta": meta, "rows": found.rows}, indent=1)
     return status
 
 
@@ -75,46 +75,39 @@ def run_speed(options: argparse.Namespace, setting: speed.Setting, found: report
     for name, (_, *defaults) in LENGTHS.items():
         given = getattr(options, name.replace("-", "_"))
         lengths[name] = defaults[options.quick] if given is None else given
+    values, batch = COMPARED[options.quick]
     for query in QUERIES:
         progress(f"error: {query}")
-        values, batch = COMPARED[options.quick]
-        found.add(
-            speed.error_rows(query, "blocked", batch, lengths["error-n"], setting.device, values)
-        )
-    wrong = speed.failures(found.rows)
-    if wrong:
+        compared = (batch, lengths["error-n"], setting.device, values)
+        found.add(speed.error_rows(query, "blocked", *compared))
+    if wrong := speed.failures(found.rows):
         progress("no speed is reported, because blocked differs from the oracle:")
-        for line in wrong:
-            progress(f"  {line}")
+        progress("\n".join(f"  {line}" for line in wrong))
         return 1
 
-    queries = TIMED_QUERIES[options.quick]
-    group = [*(Candidate.of("blocked", query) for query in queries), speed.SDPA]
+    group = [*(Candidate("blocked", q) for q in TIMED_QUERIES[options.quick]), speed.SDPA]
     sdpa_ms: dict[int, float] = {}
     for length in sorted({*lengths["n"], *lengths["reference-n"]}):
-        passes = ("fwd", "fwdbwd") if length in lengths["n"] else ("fwd",)
         progress(f"speed: n = {length}")
-        rows = []
-        for which in passes:
-            rows += speed.timed_rows("speed", group, length, which, setting)
+        rows = speed.timed_rows("speed", group, length, "fwd", setting)
+        sdpa_ms[length] = rows[-1]["ms"]
+        if length in lengths["n"]:
+            rows += speed.timed_rows("speed", group, length, "fwdbwd", setting)
         if length in lengths["reference-n"]:
             progress(f"speed: n = {length}, reference (slow)")
-            rows += speed.add_reference(rows, REFERENCE_QUERIES, setting)
+            rows += speed.add_reference(rows, ("hold", "ridge"), setting)
         found.add(rows)
-        (sdpa_ms[length],) = (r["ms"] for r in rows if (r["backend"], r["pass"]) == ("sdpa", "fwd"))
     for length in lengths["modes-n"]:
         progress(f"modes: n = {length}, J = {', '.join(map(str, NUM_MODES))}")
-        modes = [Candidate.of("blocked", "ridge", j) for j in NUM_MODES]
+        modes = [Candidate("blocked", "ridge", j) for j in NUM_MODES]
         rows = speed.timed_rows("modes", modes, length, "fwd", setting)
         for row in rows if length in sdpa_ms else ():
             row["ratio_sdpa"] = row["ms"] / sdpa_ms[length]
         found.add(rows)
     for length in lengths["memory-n"]:
         progress(f"memory: n = {length}, in a process of its own")
-        arguments = [f"--n={length}"]
-        for name in ("batch", "heads", "channels", "dtype", "device", "threads"):
-            if getattr(options, name) is not None:
-                arguments.append(f"--{name}={getattr(options, name)}")
+        given = {name: getattr(options, name) for name in SHARED} | {"n": length}
+        arguments = [f"--{name}={value}" for name, value in given.items() if value is not None]
         # Memory that earlier calls have left would hide a part of the peak.
         again = [sys.executable, "-m", "osciformer.bench", "memory", "--json", *arguments]
         measured = subprocess.run(again, stdout=subprocess.PIPE, text=True, check=True)
@@ -122,15 +115,15 @@ def run_speed(options: argparse.Namespace, setting: speed.Setting, found: report
     return 0
 
 
+def _lengths(text: str) -> tuple[int, ...]:
+    return () if text == "0" else report.tuple_of(positive)(text)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m osciformer.bench", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    timing = commands.add_parser(
-        "speed",
-        help="error, time and memory of the backends",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    timing = commands.add_parser("speed", help="error, time and memory of the backends")
+    timing.epilog, timing.formatter_class = EPILOG, argparse.RawDescriptionHelpFormatter
     memory = commands.add_parser("memory", help="peak memory of one call, in this process")
     commands.add_parser("events", help="the table of event prediction; events --help says more")
     for add in (timing.add_argument, memory.add_argument):
@@ -150,10 +143,6 @@ def _parser() -> argparse.ArgumentParser:
     memory.add_argument("--n", type=positive, required=True)
     memory.add_argument("--query", choices=QUERIES[:4], default="hold")
     return parser
-
-
-def _lengths(text: str) -> tuple[int, ...]:
-    return () if text == "0" else report.tuple_of(positive)(text)
 
 
 if __name__ == "__main__":

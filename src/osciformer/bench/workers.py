@@ -9,9 +9,8 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -21,12 +20,8 @@ Job = dict[str, Any]
 # A function at the top of a module, so that another process finds it: job and settings to a row.
 Work = Callable[[Job, dict[str, Any]], Row]
 
-_ONE_THREAD = {
-    "OMP_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
-    "OPENBLAS_NUM_THREADS": "1",
-    "OMP_WAIT_POLICY": "PASSIVE",
-}
+_LIMITS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+_ONE_THREAD = {**dict.fromkeys(_LIMITS, "1"), "OMP_WAIT_POLICY": "PASSIVE"}
 
 
 def run_jobs(
@@ -40,79 +35,59 @@ def run_jobs(
 ) -> Iterator[tuple[Job, Row]]:
     """Yield each job with its row as it is finished, until the deadline of `time.monotonic`.
 
-    A job that raises, or whose process dies, has a row with an `error`, and the others go on. Jobs
-    that run at the deadline are stopped and yield nothing. Jobs begin in their order, except those
-    that are not ready, which is asked again whenever another one is finished. If no job is ready
-    and none is running, the first one begins.
+    A job that raises, or whose process dies, has a row with an `error`. Jobs begin in their order;
+    one that is not ready waits for another to finish, and begins if nothing is left to wait for.
     """
     waiting = list(jobs)
-    workers: dict[Connection, _Worker] = {}
-    idle: list[_Worker] = []
+    running: dict[Connection, tuple[Any, Job]] = {}  # the process and its job
+    idle: list[tuple[Connection, Any]] = []
 
     def next_job() -> Job | None:
-        ready = next((place for place, job in enumerate(waiting) if is_ready(job)), None)
-        if ready is None and waiting and not workers:
-            ready = 0
-        return None if ready is None else waiting.pop(ready)
+        otherwise = 0 if waiting and not running else None
+        place = next((n for n, job in enumerate(waiting) if is_ready(job)), otherwise)
+        return None if place is None else waiting.pop(place)
 
     os.environ.update(_ONE_THREAD)  # a process reads them when it starts
     try:
-        while time.monotonic() < deadline and (waiting or workers):
-            while len(workers) < num_workers and (job := next_job()) is not None:
-                worker = idle.pop() if idle else _Worker.start(work, settings)
-                worker.give(job)
-                workers[worker.connection] = worker
+        while time.monotonic() < deadline and (waiting or running):
+            while len(running) < num_workers and (job := next_job()) is not None:
+                connection, process = idle.pop() if idle else _start(work, settings)
+                connection.send(job)
+                running[connection] = process, job
             # A wait must not be too long for the system's clock.
             remaining = min(max(0.0, deadline - time.monotonic()), 3600.0)
-            for connection in wait(list(workers), timeout=remaining):
-                worker = workers.pop(connection)  # type: ignore[call-overload]
-                job, row = worker.job, worker.take()
-                if worker.is_usable and waiting:
-                    idle.append(worker)
-                else:
-                    worker.stop()
+            for connection in cast(list[Connection], wait(list(running), timeout=remaining)):
+                process, job = running.pop(connection)
+                try:
+                    row: Row = connection.recv()
+                    idle.append((connection, process))
+                except (EOFError, OSError):
+                    process.join()
+                    row = {"error": f"its process ended with status {process.exitcode}"}
+                    _stop(connection, process)
+                while idle and not waiting:
+                    _stop(*idle.pop())
                 yield job, row
     finally:
-        for worker in (*workers.values(), *idle):
-            worker.stop()
+        busy = [(connection, process) for connection, (process, _) in running.items()]
+        for pair in (*busy, *idle):
+            _stop(*pair)
 
 
-@dataclass
-class _Worker:
-    """A process with a job."""
+def _start(work: Work, settings: dict[str, Any]) -> tuple[Connection, Any]:
+    # A forked process could use neither CUDA nor the thread pools of its parent.
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_serve, args=(theirs, work, settings), daemon=True)
+    process.start()
+    theirs.close()
+    return ours, process
 
-    process: Any
-    connection: Connection
-    job: Job
-    is_usable: bool = True
 
-    @classmethod
-    def start(cls, work: Work, settings: dict[str, Any]) -> _Worker:
-        # A forked process could use neither CUDA nor the thread pools of its parent.
-        context = multiprocessing.get_context("spawn")
-        ours, theirs = context.Pipe()
-        process = context.Process(target=_serve, args=(theirs, work, settings), daemon=True)
-        process.start()
-        theirs.close()
-        return cls(process, ours, {})
-
-    def give(self, job: Job) -> None:
-        self.job = job
-        self.connection.send(job)
-
-    def take(self) -> Row:
-        try:
-            row: Row = self.connection.recv()
-        except (EOFError, OSError):
-            self.is_usable = False
-            self.process.join()
-            return {"error": f"its process ended with status {self.process.exitcode}"}
-        return row
-
-    def stop(self) -> None:
-        self.connection.close()
-        self.process.terminate()
-        self.process.join()
+def _stop(connection: Connection, process: Any) -> None:
+    connection.close()
+    process.terminate()
+    process.join()
 
 
 def _serve(connection: Connection, work: Work, settings: dict[str, Any]) -> None:

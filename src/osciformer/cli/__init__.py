@@ -9,20 +9,12 @@ from osciformer._optional import need
 
 __all__ = ["main"]
 
-DEBUG_FLAG = "--debug"
-
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit code.
+    """Run the command line with some arguments, or those of this process.
 
-    Args:
-        argv: Arguments without the name of the program; those of this process if not given.
-            `--debug` may stand anywhere.
-
-    Returns:
-        0 if all went well, 1 after an error, 2 for a wrong call, 130 after Ctrl-C.
+    Returns 0 if all went well, 1 after an error, 2 for a wrong call, 130 after Ctrl-C.
     """
-    arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         for name in ("typer", "rich", "yaml"):
             need(name, extra="cli")
@@ -31,8 +23,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     from osciformer.cli.app import app
 
-    if DEBUG_FLAG in arguments:
-        arguments = [DEBUG_FLAG, *(item for item in arguments if item != DEBUG_FLAG)]
+    given = sys.argv[1:] if argv is None else argv
+    arguments = sorted(given, key=lambda one: one != "--debug")  # it may stand anywhere
     try:
         app(arguments, prog_name="osciformer")
     except SystemExit as end:

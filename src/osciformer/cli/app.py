@@ -2,42 +2,36 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
+from typer import Option
 
 from osciformer import __version__
 from osciformer._files import finite_json
 from osciformer.cli import data, demo, evaluate, fit, predict
 from osciformer.cli.errors import debugging, guarded
 
-app = typer.Typer(
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
-)
+app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode="rich")
+app.pretty_exceptions_enable = False
 
 
-def _print_version(is_asked: bool) -> None:
+def _version(is_asked: bool) -> None:
     if is_asked:
         typer.echo(f"osciformer {__version__}")
         raise typer.Exit
 
 
-@app.callback(invoke_without_command=False)
+_DEBUG = Option("--debug", help="Show where in the program an error arose.")
+_VERSION = Option("--version", callback=_version, is_eager=True, help="Show the version and end.")
+
+
+@app.callback()
 def osciformer(
-    debug: Annotated[
-        bool, typer.Option("--debug", help="Show where in the program an error arose.")
-    ] = False,
-    version: Annotated[
-        bool,
-        typer.Option(
-            "--version", callback=_print_version, is_eager=True, help="Show the version and end."
-        ),
-    ] = False,
+    debug: Annotated[bool, _DEBUG] = False, version: Annotated[bool, _VERSION] = False
 ) -> None:
     """Learn from irregularly sampled time series: tables in, predictions out.
 
@@ -53,9 +47,29 @@ def bench(context: typer.Context) -> None:
     raise typer.Exit(main(context.args))
 
 
-def info(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+def info(as_json: Annotated[bool, Option("--json", help="Print JSON.")] = False) -> None:
     """Show versions, devices, and which backend runs and why."""
-    content = _collect()
+    import torch
+
+    from osciformer import choose_backend
+
+    devices = {"cpu": f"{os.cpu_count()} cores, {torch.get_num_threads()} threads of torch"}
+    for number in range(torch.cuda.device_count()):
+        memory = torch.cuda.get_device_properties(number).total_memory / 2**30
+        devices[f"cuda:{number}"] = f"{torch.cuda.get_device_name(number)}, {memory:.0f} GiB"
+    backends = {}
+    kinds = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
+    for device, dtype in itertools.product(kinds, (torch.float32, torch.bfloat16)):
+        name = f"{device} {dtype}".replace("torch.", "")
+        pair = (torch.ones(1, 1, device=device),) * 2
+        try:
+            found = choose_backend("auto", None, {"key": pair, "value": pair}, dtype)
+            backends[name] = ": ".join(found)
+        except (RuntimeError, ValueError) as error:
+            backends[name] = f"none: {error}"
+    content = {"versions": fit.find_versions(), "devices": devices, "backends": backends}
+    names = ("OSCIFORMER_BACKEND", "OSCIFORMER_DATA", "OSCIFORMER_CACHE")
+    content["environment"] = {name: os.environ.get(name, "not set") for name in names}
     if as_json:
         typer.echo(json.dumps(finite_json(content)))
         return
@@ -65,52 +79,7 @@ def info(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = 
             typer.echo(f"  {name:<20} {value}")
 
 
-def _collect() -> dict[str, dict[str, Any]]:
-    """Return versions, devices and backends as plain values."""
-    import torch
-
-    devices = {"cpu": f"{os.cpu_count()} cores, {torch.get_num_threads()} threads of torch"}
-    for number in range(torch.cuda.device_count()):
-        memory = torch.cuda.get_device_properties(number).total_memory / 2**30
-        devices[f"cuda:{number}"] = f"{torch.cuda.get_device_name(number)}, {memory:.0f} GiB"
-    backends = {
-        f"{device} {str(dtype).removeprefix('torch.')}": _backend(device, dtype)
-        for device in (("cpu", "cuda") if torch.cuda.is_available() else ("cpu",))
-        for dtype in (torch.float32, torch.bfloat16)
-    }
-    names = ("OSCIFORMER_BACKEND", "OSCIFORMER_DATA", "OSCIFORMER_CACHE")
-    return {
-        "versions": fit.find_versions(),
-        "devices": devices,
-        "backends": backends,
-        "environment": {name: os.environ.get(name, "not set") for name in names},
-    }
-
-
-def _backend(device: str, dtype: Any) -> str:
-    """Return the backend that a call on the device gets, and why."""
-    import torch
-
-    from osciformer import choose_backend
-
-    one = torch.ones(1, 1, device=device)
-    try:
-        name, reason = choose_backend("auto", None, {"key": (one, one), "value": (one, one)}, dtype)
-    except (RuntimeError, ValueError) as error:
-        return f"none: {error}"
-    return f"{name}: {reason}"
-
-
-app.command()(guarded(fit.fit))
-app.command()(guarded(predict.predict))
-app.command()(guarded(evaluate.evaluate))
 app.add_typer(data.app, name="data")
-app.command(
-    context_settings={
-        "allow_extra_args": True,
-        "ignore_unknown_options": True,
-        "help_option_names": [],
-    }
-)(guarded(bench))
-app.command()(guarded(info))
-app.command()(guarded(demo.demo))
+_PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+for command in (fit.fit, predict.predict, evaluate.evaluate, bench, info, demo.demo):
+    app.command(context_settings=_PASSED_ON if command is bench else None)(guarded(command))

@@ -27,11 +27,7 @@ def list_(task: Annotated[str | None, Option(help="Only those for this task.")] 
     tasks = sorted({info.task for info in infos})
     if task is not None and task not in tasks:
         raise Misuse(f"there is no task {task!r}; known are {', '.join(tasks)}")
-    rows = [
-        (info.name, info.task, ", ".join(info.splits))
-        for info in infos
-        if task in (None, info.task)
-    ]
+    rows = [(i.name, i.task, ", ".join(i.splits)) for i in infos if task in (None, i.task)]
     tables.print_table(f"{len(rows)} data sets", ("name", "task", "splits"), rows)
 
 
@@ -46,7 +42,7 @@ def describe(
     stream: Annotated[bool | None, Option(help="For a file: read Parquet part by part.")] = None,
 ) -> None:
     """Show content, splits, licence, citation and files of a data set, or sum up a table."""
-    from osciformer.data import describe_dataset
+    from osciformer.data import SeriesStatistics, describe_dataset
 
     path = Path(name)
     if not path.exists():
@@ -54,26 +50,14 @@ def describe(
         return
     given = {"id": id, "time": time, "variable": variable, "value": value, "empty": "keep"}
     layout = tables.make_layout(given, EVENT_TASKS[0], path)  # a task whose tables have no label
-    _print_summary(name, tables.open_table(path, layout, stream=stream))
-
-
-def _print_summary(name: str, data: Any) -> None:
-    """Print how much there is in all, and number, mean and spread of each feature's values."""
-    from osciformer.data import SeriesStatistics
-
+    data: Any = tables.open_table(path, layout, stream=stream)
     is_streamed = tables.is_streamed(data)
+    counts = data.num_rows if is_streamed else data.lengths
     features = (data.statistics() if is_streamed else SeriesStatistics.of(data)).features
-    rows = data.num_rows if is_streamed else data.lengths
-    typer.echo(f"{name}: {tables.describe(data)}, {rows.min()} to {rows.max()} rows a series")
-    columns = (data.feature_names, features.count, features.mean, features.std)
-    tables.print_table(
-        "Features",
-        ("feature", "values", "mean", "spread"),
-        [
-            (str(label), str(int(count)), f"{mean:.4g}", f"{spread:.4g}")
-            for label, count, mean, spread in zip(*columns, strict=True)
-        ],
-    )
+    typer.echo(f"{name}: {tables.describe(data)}, {counts.min()} to {counts.max()} rows a series")
+    told = zip(data.feature_names, features.count, features.mean, features.std, strict=True)
+    rows = [(str(n), str(int(count)), f"{mean:.4g}", f"{std:.4g}") for n, count, mean, std in told]
+    tables.print_table("Features", ("feature", "values", "mean", "spread"), rows)
 
 
 @app.command("get")
@@ -85,7 +69,7 @@ def get(
     output: Annotated[Path | None, Option("--output", "-o", help="File for a split.")] = None,
 ) -> None:
     """Download a data set if it is not here, check it, and say where it is."""
-    from osciformer.data import fetch_dataset, get_dataset
+    from osciformer.data import fetch_dataset, get_dataset, save_npz, to_frame
 
     if output is None:
         for path in fetch_dataset(name, split, fold=fold):
@@ -95,33 +79,23 @@ def get(
         raise Misuse("--split is needed with -o: one split is written")
     tables.check_ending(output, (*tables.TABLE_ENDINGS, ".npz"))
     found = get_dataset(name, split, fold=fold)
-    _write(found, output)
-    typer.echo(f"{output}: {len(found)} {'series' if hasattr(found, 'offsets') else 'rows'}")
-
-
-def _write(found: Any, output: Path) -> None:
-    """Write series, or a table of events, in the format that the ending says."""
-    from osciformer.data import save_npz, to_frame
-
-    is_series = hasattr(found, "offsets")
-    ending = output.suffix.lower()
+    is_series, ending = hasattr(found, "offsets"), output.suffix.lower()
     if ending == ".npz" and not is_series:
         raise Misuse("a table of events can be written as .parquet or .csv")
     with replacing(output) as part:
         if ending == ".npz":
             save_npz(found, part)
-            return
-        table = to_frame(_with_unique_names(found), "pyarrow") if is_series else found
-        if ending == ".csv":
-            need("pyarrow.csv", extra="data").write_csv(table, part)
         else:
-            need("pyarrow.parquet", extra="data").write_table(table, part, compression="zstd")
+            table = to_frame(_with_unique_names(found), "pyarrow") if is_series else found
+            if ending == ".csv":
+                need("pyarrow.csv", extra="data").write_csv(table, part)
+            else:
+                need("pyarrow.parquet", extra="data").write_table(table, part, compression="zstd")
+    typer.echo(f"{output}: {len(found)} {'series' if is_series else 'rows'}")
 
 
 def _with_unique_names(series: Any) -> Any:
     """Return the series with other names for static features that are called like features."""
-    if series.static is None:
-        return series
     taken = set(series.feature_names)
     names = tuple(f"static_{n}" if n in taken else n for n in series.static_names)
     return series.replace(static=series.static, static_names=names)

@@ -9,7 +9,7 @@ import shutil
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from importlib.metadata import PackageNotFoundError, version
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any, NamedTuple
@@ -19,6 +19,7 @@ from typer import Argument, Option
 
 from osciformer import __version__, config
 from osciformer._files import write_json, write_text
+from osciformer._optional import version_of
 from osciformer.cli import pictures, tables
 from osciformer.cli import settings as flags
 from osciformer.cli.errors import INTERRUPTED, CommandError, Misuse
@@ -26,7 +27,8 @@ from osciformer.cli.settings import CONFIG, SETTINGS, near
 
 RUN, METRICS, MODEL, CHECKPOINT = "run.json", "metrics.json", "model.safetensors", "last.ckpt"
 _PACKAGES = ("torch", "numpy", "pytorch-lightning", "scikit-learn", "pyarrow")
-PATHS = ("table", "labels", "validation")
+_PATHS = ("table", "labels", "validation")
+_PROGRESS = Option(help="bar, lines, none, or auto: a bar on a terminal.")
 
 
 @flags.with_settings
@@ -37,9 +39,7 @@ def fit(
     config: Annotated[Path | None, Option(help="YAML file of settings; flags win over it.")] = None,
     resume: Annotated[bool, Option("--resume", help="Go on with the run in the folder.")] = False,
     overwrite: Annotated[bool, Option("--overwrite", help="Replace a run in the folder.")] = False,
-    progress: Annotated[
-        str, Option(help="bar, lines, none, or auto: a bar on a terminal.")
-    ] = "auto",
+    progress: Annotated[str, _PROGRESS] = "auto",
     **settings: Any,
 ) -> None:
     """Train a model on a table of irregular observations.
@@ -54,15 +54,13 @@ def fit(
         flags.check_resumed(given, before)
     if table is not None:
         given["table"] = str(table)
-    paths = {name: Path(given[name]).absolute() for name in PATHS if given.get(name) is not None}
+    paths = {name: Path(given[name]).absolute() for name in _PATHS if given.get(name) is not None}
     given |= {name: str(path) for name, path in paths.items()}
     task = flags.check_task(given)
     if "table" not in paths:
-        raise Misuse(
-            f"there is no run to resume in {output}; give the table to train on"
-            if resume
-            else "the table to train on is missing: osciformer fit TABLE ..."
-        )
+        if resume:
+            raise Misuse(f"there is no run to resume in {output}; give the table to train on")
+        raise Misuse("the table to train on is missing: osciformer fit TABLE ...")
     if not resume:
         refuse_occupied(output, is_overwriting=overwrite)
     tables.refuse_absent(*paths.values())
@@ -71,8 +69,7 @@ def fit(
     metrics = train(estimator, job, given, output, is_resuming=resume)
     if is_first_process():
         if task == "events":
-            kept = job.data[estimator.validation_index_]
-            unseen = job.validation or kept
+            unseen = job.validation or job.data[estimator.validation_index_]
             pictures.draw_run(estimator, unseen if len(unseen) else job.data, output)
         _print_validation(metrics, output)
 
@@ -89,7 +86,6 @@ class Job(NamedTuple):
 
 
 def _read_series(given: dict[str, Any], task: str) -> Job:
-    """Return the series of the tables that the settings name; `stream` becomes a fact."""
     path = Path(given["table"])
     layout = tables.make_layout(given, task, path)
     check_device(given)
@@ -99,6 +95,8 @@ def _read_series(given: dict[str, Any], task: str) -> Job:
 
     def read(path: Path, stream: bool | None) -> Any:
         data = tables.open_table(path, layout, stream=stream)
+        if not elsewhere:
+            return data
         labels_id = given.get("labels_id") or given.get("id")
         return tables.join_static(data, elsewhere, labels=given.get("labels"), labels_id=labels_id)
 
@@ -110,44 +108,31 @@ def _read_series(given: dict[str, Any], task: str) -> Job:
     if given.get("validation"):
         path = Path(given["validation"])
         # From disk like the table, or else if it is large.
-        watched = read(path, True if given["stream"] and tables.is_parquet(path) else None)
+        is_parquet = tables.format_of(path) == "parquet"
+        watched = read(path, True if given["stream"] and is_parquet else None)
         validation = watched, tables.labels_for(watched, given, task)
     facts = {"table": given["table"], "series": len(data), "features": data.feature_names}
-    covariates = _covariates(given, task, data.feature_names)
-    return Job(data, layout, facts, labels, validation, covariates)
-
-
-def _covariates(given: Mapping[str, Any], task: str, features: tuple[str, ...]) -> dict[str, Any]:
-    """Return the features that are not predicted, if `--target` names those that are."""
-    target = given.get("target")
-    if task not in config.QUERY_TASKS or not target:
-        return {}
-    if given.get("covariates"):
-        raise Misuse("give --target or --covariates, not both")
-    for name in target:
-        if name not in features:
-            raise CommandError(f"there is no feature {name!r}; {near(name, features)}")
-    known = given.get("known_covariates") or ()
-    return {"covariates": tuple(n for n in features if n not in target and n not in known)}
+    derived = {}
+    if task in config.QUERY_TASKS and given.get("target"):
+        if given.get("covariates"):
+            raise Misuse("give --target or --covariates, not both")
+        for name in given["target"]:
+            if name not in (known := data.feature_names):
+                raise CommandError(f"there is no feature {name!r}; {near(name, known)}")
+        others = {*given["target"], *(given.get("known_covariates") or ())}
+        derived["covariates"] = tuple(n for n in data.feature_names if n not in others)
+    return Job(data, layout, facts, labels, validation, derived)
 
 
 def _read_events(given: Mapping[str, Any]) -> Job:
-    """Return the sequences of events of the tables that the settings name."""
-    path = Path(given["table"])
+    path, other = Path(given["table"]), given.get("validation")
     layout = tables.make_event_layout(given, path)
     check_device(given)
     events = tables.read_events(path, layout)
     _say(f"{path}: {events!r}")
-    watched = None
-    if given.get("validation"):
-        watched = tables.read_events(Path(given["validation"]), layout, events.type_names)
-    facts = {
-        "table": given["table"],
-        "series": len(events),
-        "events": len(events.times),
-        "types": events.type_names,
-    }
-    return Job(events, layout, facts, validation=watched)
+    watched = tables.read_events(Path(other), layout, events.type_names) if other else None
+    facts = {"table": given["table"], "series": len(events), "events": len(events.times)}
+    return Job(events, layout, facts | {"types": events.type_names}, validation=watched)
 
 
 def _say(text: str) -> None:
@@ -184,29 +169,23 @@ def verbosity(progress: str) -> int:
 def train(
     estimator: Any, job: Job, settings: Mapping[str, Any], run: Path, *, is_resuming: bool = False
 ) -> dict[str, Any]:
-    """Fit the estimator, write the run folder, and return the metrics.
-
-    Ctrl-C writes what was reached, says how to go on, and ends the program.
-    """
+    """Fit the estimator, write the run folder, and return the metrics; Ctrl-C keeps the best."""
     from osciformer.train import TrainingInterrupted
 
     is_finished = True
     given = {"task": settings["task"], "seed": SETTINGS["seed"].default, **settings}
-    try:
-        with open_run(run, given, job.facts, is_resuming=is_resuming):
-            try:
-                estimator.fit(job.data, job.labels, validation_data=job.validation)
-            except TrainingInterrupted as interruption:
-                if interruption.checkpoint is None or not is_first_process():
-                    raise
-                is_finished = False
-            metrics = _write_result(estimator, run, is_finished=is_finished)
-    except TrainingInterrupted as interruption:
-        _say(
-            "interrupted before the first epoch was finished, so that nothing is kept; start again "
-            "with the same command"
-        )
-        raise typer.Exit(INTERRUPTED) from interruption
+    with open_run(run, given, job.facts, is_resuming=is_resuming):
+        try:
+            estimator.fit(job.data, job.labels, validation_data=job.validation)
+        except TrainingInterrupted as interruption:
+            if interruption.checkpoint is None or not is_first_process():
+                _say(
+                    "interrupted before the first epoch was finished, so that nothing is kept; "
+                    "start again with the same command"
+                )
+                raise typer.Exit(INTERRUPTED) from interruption
+            is_finished = False
+        metrics = _write_result(estimator, run, is_finished=is_finished)
     if not is_finished:
         alone = ", the network alone," if getattr(estimator, "blend_with", None) else ""
         _say(
@@ -218,20 +197,12 @@ def train(
 
 
 def _write_result(estimator: Any, path: Path, *, is_finished: bool) -> dict[str, Any]:
-    history = estimator.history_
-    best = dict(history[estimator.best_epoch_])
-    metrics = {
-        "is_finished": is_finished,
-        "num_epochs": len(history),
-        "best_epoch": estimator.best_epoch_,
-        "seconds": sum(row["seconds"] for row in history),
-        "train_loss": best["train_loss"],
-        "validation": {
-            name.removeprefix("val_"): value
-            for name, value in best.items()
-            if name.startswith("val_")
-        },
-    }
+    history, best = estimator.history_, estimator.history_[estimator.best_epoch_]
+    watched = [name for name in best if name.startswith("val_")]
+    metrics: dict[str, Any] = {"is_finished": is_finished, "num_epochs": len(history)}
+    metrics |= {"best_epoch": estimator.best_epoch_, "seconds": sum(r["seconds"] for r in history)}
+    metrics["train_loss"] = best["train_loss"]
+    metrics["validation"] = {name.removeprefix("val_"): best[name] for name in watched}
     if hasattr(estimator, "blend_weights_"):
         metrics["blend_weights"] = estimator.blend_weights_
     if is_first_process():
@@ -241,7 +212,6 @@ def _write_result(estimator: Any, path: Path, *, is_finished: bool) -> dict[str,
 
 
 def _print_validation(metrics: Mapping[str, Any], path: Path) -> None:
-    """Print the validation scores of the epoch that was kept, and where the run is."""
     scores = metrics["validation"] or {"train_loss": metrics["train_loss"]}
     tables.print_table(
         f"Validation, epoch {metrics['best_epoch'] + 1} of {metrics['num_epochs']}",
@@ -264,40 +234,31 @@ def is_first_process() -> bool:
 
 def find_versions() -> dict[str, str]:
     """Return the versions of Python, the system and the packages that matter."""
-    found = {"osciformer": __version__, "python": platform.python_version()}
-    found["system"] = platform.platform()
-    for name in _PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = "not installed"
-    return found
+    own = {"osciformer": __version__, "python": platform.python_version()}
+    packages = {name: version_of(name) or "not installed" for name in _PACKAGES}
+    return own | {"system": platform.platform()} | packages
 
 
 def find_model(run: Path) -> Path:
     """Return the model file that a run folder, or a path, names."""
     if not run.exists():
         raise CommandError(f"there is no run folder or model file {run}; check the path")
-    if run.is_file():
-        return run
-    model = run / MODEL
+    model = run if run.is_file() else run / MODEL
     if not model.is_file():
-        hint = (
-            f"its training was not finished; go on with: osciformer fit --resume -o {run}"
-            if (run / CONFIG).is_file()
-            else "it is no folder that `osciformer fit` wrote"
-        )
+        hint = "it is no folder that `osciformer fit` wrote"
+        if (run / CONFIG).is_file():
+            hint = f"its training was not finished; go on with: osciformer fit --resume -o {run}"
         raise CommandError(f"{run} holds no {MODEL}: {hint}")
     return model
 
 
 def refuse_occupied(path: Path, *, is_overwriting: bool) -> None:
     """Refuse a path that a run would have to replace, unless it is a run to overwrite."""
-    if not is_first_process():
+    if not is_first_process() or not path.exists():
         return
-    if path.exists() and not path.is_dir():
+    if not path.is_dir():
         raise CommandError(f"{path} is a file; choose a folder with -o")
-    if not path.is_dir() or not any(path.iterdir()):
+    if not any(path.iterdir()):
         return
     if not is_overwriting:
         raise CommandError(
@@ -315,10 +276,7 @@ def refuse_occupied(path: Path, *, is_overwriting: bool) -> None:
 def open_run(
     path: Path, settings: Mapping[str, Any], facts: Mapping[str, Any], *, is_resuming: bool
 ) -> Iterator[None]:
-    """Write configuration, seed, versions and facts of the data, and let a run write the rest.
-
-    If it fails, what can be resumed stays, and otherwise what was there before.
-    """
+    """Open a run folder; after a failure, what can be resumed stays, else what was there before."""
     if not is_first_process():
         yield
         return
@@ -330,10 +288,8 @@ def open_run(
     with ExitStack() as stack:
         aside = None
         if not is_resuming and path.is_dir() and any(path.iterdir()):
-            folder = TemporaryDirectory(
-                dir=path.parent, prefix=f".{path.name}.", ignore_cleanup_errors=True
-            )
-            aside = path.rename(Path(stack.enter_context(folder)) / path.name)
+            make = partial(TemporaryDirectory, prefix=f".{path.name}.", ignore_cleanup_errors=True)
+            aside = path.rename(Path(stack.enter_context(make(dir=path.parent))) / path.name)
         is_made = not path.exists()
         path.mkdir(parents=True, exist_ok=True)
         try:
@@ -358,7 +314,6 @@ def open_run(
 
 
 def _check_same_data(path: Path, facts: Mapping[str, Any]) -> None:
-    """Refuse to go on with a run on other data than it began with."""
     if not (path / CHECKPOINT).is_file() or not (path / RUN).is_file():
         return
     before = json.loads((path / RUN).read_text(encoding="utf-8")).get("data", {})

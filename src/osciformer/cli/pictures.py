@@ -14,69 +14,55 @@ from osciformer._optional import need
 from osciformer.cli.tables import check_ending
 
 if TYPE_CHECKING:
-    from osciformer._types import Bool, Float
     from osciformer.events import Calibration, EventSequences
-
-ENDINGS = (".png", ".pdf", ".svg")
-TRAINING, CALIBRATION, INTENSITY = "training.png", "calibration.png", "intensity.png"
-# More events of one sequence cannot be told apart in a picture.
-_SHOWN_EVENTS = 60
 
 
 def check_picture(path: Path) -> None:
     """Refuse a picture that could not be drawn, before anything is computed for it."""
-    check_ending(path, ENDINGS)
+    check_ending(path, (".png", ".pdf", ".svg"))
     need("matplotlib.figure", extra="plot")
 
 
 def _new_figure(num_panels: int) -> tuple[Any, Sequence[Any]]:
-    """Return a figure with panels side by side."""
-    figure = need("matplotlib.figure", extra="plot").Figure(
-        figsize=(4.6 * num_panels, 4.4), layout="constrained"
-    )
+    make = need("matplotlib.figure", extra="plot").Figure
+    figure = make(figsize=(4.6 * num_panels, 4.4), layout="constrained")
     return figure, figure.subplots(1, num_panels, squeeze=False)[0]
 
 
 def _save(figure: Any, path: Path) -> None:
-    """Write the figure atomically; the ending says the format."""
     with replacing(path) as part:
         figure.savefig(part, dpi=120)
 
 
-def draw_classes(
-    is_positive: Bool[np.ndarray, "n"], scores: Mapping[str, Float[np.ndarray, "n"]], path: Path
-) -> None:
+def draw_classes(is_positive: np.ndarray, scores: Mapping[str, np.ndarray], path: Path) -> None:
     """Draw ROC, precision and recall, and calibration of several models of one class."""
     metrics = need("sklearn.metrics", extra="train")
-    curves = need("sklearn.calibration", extra="train").CalibrationDisplay
-    figure, (roc, precision, calibration) = _new_figure(3)
+    calibration = need("sklearn.calibration", extra="train").CalibrationDisplay
+    figure, axes = _new_figure(3)
     for number, (name, score) in enumerate(scores.items()):
-        shared: dict[str, Any] = {"name": name, "plot_chance_level": number == len(scores) - 1}
-        metrics.RocCurveDisplay.from_predictions(is_positive, score, ax=roc, **shared)
-        metrics.PrecisionRecallDisplay.from_predictions(is_positive, score, ax=precision, **shared)
-        curves.from_predictions(
-            is_positive, score, n_bins=10, strategy="quantile", name=name, ax=calibration
-        )
-    roc.set_title("ROC, with areas")
-    precision.set_title("Precision and recall, with areas")
-    calibration.set_title("Calibration")
+        chance = {"plot_chance_level": number == len(scores) - 1}
+        panels: dict[str, tuple[Any, dict[str, Any]]] = {
+            "ROC, with areas": (metrics.RocCurveDisplay, chance),
+            "Precision and recall, with areas": (metrics.PrecisionRecallDisplay, chance),
+            "Calibration": (calibration, {"n_bins": 10, "strategy": "quantile"}),
+        }
+        for axis, (title, (display, options)) in zip(axes, panels.items(), strict=True):
+            display.from_predictions(is_positive, score, name=name, ax=axis, **options)
+            axis.set_title(title)
     _save(figure, path)
 
 
-def draw_values(
-    found: Float[np.ndarray, "n K"], truth: Float[np.ndarray, "n K"], path: Path
-) -> None:
-    """Draw predictions against true values, a panel per target."""
+def draw_values(found: np.ndarray, truth: np.ndarray, path: Path) -> None:
+    """Draw predictions [n, K] against true values, a panel per target."""
     display = need("sklearn.metrics", extra="train").PredictionErrorDisplay
     figure, axes = _new_figure(found.shape[1])
-    for column, axis in enumerate(axes):
-        display.from_predictions(
-            truth[:, column], found[:, column], kind="actual_vs_predicted", subsample=None, ax=axis
-        )
+    options = {"kind": "actual_vs_predicted", "subsample": None}
+    for values, predicted, axis in zip(truth.T, found.T, axes, strict=True):
+        display.from_predictions(values, predicted, ax=axis, **options)
     _save(figure, path)
 
 
-def draw_quantiles(levels: Sequence[float], frequency: Float[np.ndarray, "L"], path: Path) -> None:
+def draw_quantiles(levels: Sequence[float], frequency: np.ndarray, path: Path) -> None:
     """Draw how often values lie below each predicted quantile."""
     figure, (axis,) = _new_figure(1)
     axis.plot([0, 1], [0, 1], color="0.7", linestyle=":")
@@ -96,11 +82,20 @@ def draw_run(estimator: Any, events: EventSequences, folder: Path) -> None:
     """Draw training, calibration and the rates along a sequence; nothing without matplotlib."""
     if importlib.util.find_spec("matplotlib") is None:
         return
-    _draw_training(estimator.history_, estimator.best_epoch_, folder / TRAINING)
+    figure, (axis,) = _new_figure(1)
+    history = estimator.history_
+    epochs = [row["epoch"] + 1 for row in history]
+    axis.plot(epochs, [-row["train_loss"] for row in history], label="training")
+    if all("val_log_likelihood" in row for row in history):
+        axis.plot(epochs, [row["val_log_likelihood"] for row in history], label="validation")
+    axis.axvline(estimator.best_epoch_ + 1, color="0.7", linestyle=":", label="kept")
+    axis.set(title="Training", xlabel="epoch", ylabel="log-likelihood, nats per event")
+    axis.legend(loc="lower right")
+    _save(figure, folder / "training.png")
     calibration = estimator.calibration(events)
     if len(calibration.increments):
-        draw_calibration(calibration, folder / CALIBRATION)
-    shown = events.first(_SHOWN_EVENTS)
+        draw_calibration(calibration, folder / "calibration.png")
+    shown = events.first(60)  # more of one sequence cannot be told apart in a picture
     spans = np.array([np.ptp(one.times) if len(one) else 0.0 for one in shown])
     if (spans > 0).any():
         from osciformer.events import plot_intensity
@@ -109,17 +104,4 @@ def draw_run(estimator: Any, events: EventSequences, folder: Path) -> None:
         lengths = np.where(spans > 0, shown.lengths, -1)
         order = np.argsort(lengths, kind="stable")[(spans <= 0).sum() :]
         figure = plot_intensity(estimator.model_, shown, int(order[len(order) // 2]))
-        _save(figure, folder / INTENSITY)
-
-
-def _draw_training(history: Sequence[Mapping[str, float]], best_epoch: int, path: Path) -> None:
-    """Draw the log-likelihood over the epochs, and which epoch's weights were kept."""
-    figure, (axis,) = _new_figure(1)
-    epochs = [row["epoch"] + 1 for row in history]
-    axis.plot(epochs, [-row["train_loss"] for row in history], label="training")
-    if all("val_log_likelihood" in row for row in history):
-        axis.plot(epochs, [row["val_log_likelihood"] for row in history], label="validation")
-    axis.axvline(best_epoch + 1, color="0.7", linestyle=":", label="kept")
-    axis.set(title="Training", xlabel="epoch", ylabel="log-likelihood, nats per event")
-    axis.legend(loc="lower right")
-    _save(figure, path)
+        _save(figure, folder / "intensity.png")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import typer
@@ -16,22 +16,16 @@ from osciformer.cli.fit import check_device, find_model
 from osciformer.cli.settings import read_config
 from osciformer.config import QUERY_TASKS
 
-if TYPE_CHECKING:
-    from osciformer.events import EventSequences
-
 RunArgument = Annotated[Path, Argument(help="Run folder, or model file.")]
 TableArgument = Annotated[Path, Argument(help="Table with the columns of training.")]
 StreamOption = Annotated[bool | None, Option(help="Read Parquet part by part.")]
 AcceleratorOption = Annotated[str, Option(help="auto, cpu or gpu.")]
 LabelsOption = Annotated[Path | None, Option(help="Table with labels or static columns, by id.")]
 LabelsIdOption = Annotated[str | None, Option(help="Its column of ids.")]
-
-# Forecasts per series if nothing is said about their times.
-NUM_STEPS = 10
-# Sequences of events that are predicted at a time.
-CHUNK_SEQUENCES = 256
-
+NUM_STEPS = 10  # forecasts per series if nothing is said about their times
+CHUNK_SEQUENCES = 256  # sequences of events that are predicted at a time
 Columns = dict[str, np.ndarray]
+TimesOf = Callable[[np.ndarray], list[np.ndarray]]  # times to predict at for series of some ids
 
 
 def predict(
@@ -59,19 +53,20 @@ def predict(
     at_times = {"times": times, "horizon": horizon, "every": every, "quantiles": quantiles or None}
     if model.task == "events":
         model.refuse(**at_times, labels=labels, labels_id=labels_id, stream=stream)
-        parts = _next_events(model, model.open_events(table))
+        chunks = tables.parts_of(model.open_events(table), CHUNK_SEQUENCES)
+        next_of = model.estimator.predict
+        parts: Iterator[Columns] = (next_of(chunk).columns(id=model.id) for chunk in chunks)
         summary = f", one per sequence; gaps in {model.estimator.time_unit_}"
     else:
-        data = model.open_series(table, labels, labels_id, stream=stream)
+        data = model.open_series(table, labels, labels_id, stream, None)
         summary = f" for {len(data)} series"
         if model.task in QUERY_TASKS:
-            asked = _ask(model, data.ids, times=times, horizon=horizon, every=every)
-            parts = _answers(model, data, asked, with_quantiles=quantiles)
+            asked = _ask(model, data.ids, times, horizon, every)
+            parts = _answers(model, data, *asked, is_full=quantiles)
         else:
             model.refuse(**at_times)
             parts = _labels(model, data)
-    num_rows = tables.write_table(output, parts)
-    typer.echo(f"{output}: {num_rows} rows{summary}")
+    typer.echo(f"{output}: {tables.write_table(output, parts)} rows{summary}")
 
 
 class Model(NamedTuple):
@@ -107,55 +102,33 @@ class Model(NamedTuple):
         return str(self.layout.get("id", "id"))
 
     def open_series(
-        self,
-        table: Path,
-        labels: Path | None,
-        labels_id: str | None,
-        *,
-        stream: Any,
-        label: Any = None,
+        self, table: Path, labels: Path | None, labels_id: str | None, stream: Any, label: Any
     ) -> Any:
-        """Return the series of a table read as in training, with label columns if any are named.
-
-        Static features that came from another table in training come from `labels`.
-        """
+        """Return the series of a table, perhaps with labels and static features of another one."""
         layout = None
         if self.layout:
             from osciformer.data import Layout
 
-            saved = Layout.from_dict(dict(self.layout))
+            layout = Layout.from_dict(dict(self.layout))
+            features = tuple(map(str, self.estimator.feature_names_in_))
+            layout = layout.replace(values=features, label=label, empty="keep")
             # In a table of (id, time, variable, value) a variable that does not occur is missing
             # throughout; a column that is not there is an error.
-            layout = saved.replace(
-                values=tuple(map(str, self.estimator.feature_names_in_)),
-                label=label,
-                empty="keep",
-                allow_absent=saved.is_narrow,
-            )
+            layout = layout.replace(allow_absent=layout.is_narrow)
         data = tables.open_table(table, layout, stream=stream)
-        return tables.join_static(
-            data,
-            [name for name in self.estimator.static_names_in_ if name not in data.static_names],
-            labels=labels,
-            labels_id=labels_id or self.settings.get("labels_id") or self.layout.get("id"),
-        )
+        absent = [n for n in self.estimator.static_names_in_ if n not in data.static_names]
+        labels_id = labels_id or self.settings.get("labels_id") or self.layout.get("id")
+        return tables.join_static(data, absent, labels=labels, labels_id=labels_id)
 
-    def open_events(self, table: Path) -> EventSequences:
+    def open_events(self, table: Path) -> Any:
         """Return the sequences of a table read as in training."""
         if not self.layout:
             raise CommandError(
                 f"the model was not trained on a table, so that the columns of {table} mean "
                 "nothing to it; use it from Python, or fit it with layout=dict(id=..., time=...)"
             )
-        return tables.read_events(
-            table, {"type": "type", **self.layout}, self.estimator.type_names_
-        )
-
-
-def _next_events(model: Model, events: EventSequences) -> Iterator[Columns]:
-    """Yield the next event of each sequence, a row per sequence."""
-    for chunk in tables.parts_of(events, CHUNK_SEQUENCES):
-        yield model.estimator.predict(chunk).columns(id=model.id)
+        known = self.estimator.type_names_
+        return tables.read_events(table, {"type": "type", **self.layout}, known)
 
 
 def _labels(model: Model, data: Any) -> Iterator[Columns]:
@@ -174,26 +147,19 @@ def _labels(model: Model, data: Any) -> Iterator[Columns]:
         yield columns | dict(zip(names, found.T, strict=True))
 
 
-class _Asked(NamedTuple):
-    """The times to predict at, in the order of the series' ids."""
-
-    of: Callable[[np.ndarray], list[np.ndarray]]
-    is_relative: bool = False  # whether they count from the end of each series
-
-
 def _ask(
-    model: Model, ids: np.ndarray, *, times: Path | None, horizon: float | None, every: float | None
-) -> _Asked | None:
-    """Return the times to predict at; None for those of the rows of the table itself."""
+    model: Model, ids: np.ndarray, times: Path | None, horizon: float | None, every: float | None
+) -> tuple[TimesOf | None, np.ndarray | None]:
+    """Return the times to predict at, or steps from each series' end; neither for its own rows."""
     is_ahead = horizon is not None or every is not None
     if times is not None:
         if is_ahead:
             raise Misuse("give --times, or --horizon and --every, not both")
-        return _read_times(times, model, ids)
+        return _read_times(times, model, ids), None
     if model.task == "imputation":
         if is_ahead:
             raise Misuse("--horizon and --every are for forecasts; use --times")
-        return None
+        return None, None
     horizon = model.estimator.horizon_ if horizon is None else horizon
     every = horizon / NUM_STEPS if every is None else every
     if not 0 < every <= horizon < float("inf"):
@@ -201,11 +167,10 @@ def _ask(
             f"--horizon and --every must be positive, and --every not above --horizon; "
             f"got {horizon:g} and {every:g}"
         )
-    steps = every * np.arange(1, int(np.floor(horizon / every * (1 + 1e-9))) + 1)
-    return _Asked(lambda some: [steps] * len(some), is_relative=True)
+    return None, every * np.arange(1, int(np.floor(horizon / every * (1 + 1e-9))) + 1)
 
 
-def _read_times(path: Path, model: Model, ids: np.ndarray) -> _Asked:
+def _read_times(path: Path, model: Model, ids: np.ndarray) -> TimesOf:
     """Return times from a table with the time column of training and perhaps its id column."""
     from osciformer.data import Layout
     from osciformer.data.tables import check_columns, read_codes, read_times
@@ -215,59 +180,51 @@ def _read_times(path: Path, model: Model, ids: np.ndarray) -> _Asked:
     layout = Layout(**columns | {"values": None, "label": None, "static": ()})
     check_columns(table.column_names, [layout.time])
     ticks, axis = read_times(table.column(layout.time), layout)
-    moments = ticks if axis.kind == "number" else axis.decode(ticks / axis.ticks_per_unit, None)
+    times = ticks if axis.kind == "number" else axis.decode(ticks / axis.ticks_per_unit, None)
     if layout.id not in table.column_names:
-        shared = np.unique(moments)
-        return _Asked(lambda some: [shared] * len(some))
+        shared = np.unique(times)
+        return lambda some: [shared] * len(some)
     codes, entries = read_codes(table.column(layout.id))
-    by_id = {
-        entry: np.sort(moments[codes == number]) for number, entry in enumerate(entries.tolist())
-    }
+    by_id = {entry: np.sort(times[codes == code]) for code, entry in enumerate(entries.tolist())}
     if not by_id.keys() & set(ids.tolist()):
         raise CommandError(
             f"none of the ids in {path}, such as {next(iter(by_id), None)!r}, occurs in the table, "
             f"which has ids such as {ids[0]!s}; are they of the same type?"
         )
-    return _Asked(lambda some: [by_id.get(id, moments[:0]) for id in some.tolist()])
+    return lambda some: [by_id.get(id, times[:0]) for id in some.tolist()]
 
 
 def _answers(
-    model: Model, data: Any, asked: _Asked | None, *, with_quantiles: bool
+    model: Model, data: Any, times_of: TimesOf | None, steps: np.ndarray | None, is_full: bool
 ) -> Iterator[Columns]:
-    """Yield predictions at times, a row per series, time and variable."""
-    estimator = model.estimator
-    variables = np.array(list(map(str, estimator.target_names_)))
-    levels = tuple(map(float, estimator.quantiles))
-    for series in tables.parts_of(data):
-        owner, moments, found = _answer(estimator, series, asked)
-        columns = {
-            model.id: np.repeat(series.ids[owner], len(variables)),
-            model.layout.get("time", "time"): np.repeat(moments, len(variables)),
-            "variable": np.tile(variables, len(found)),
-            "prediction": found[..., levels.index(0.5)].reshape(-1),
-        }
-        if with_quantiles:
-            columns |= {f"q{level:g}": found[..., k].reshape(-1) for k, level in enumerate(levels)}
-        yield columns
-
-
-def _answer(
-    estimator: Any, series: Any, asked: _Asked | None
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the series of each query [Q], its time [Q] and the quantiles there [Q, F, L]."""
+    """Yield predictions at what `_ask` returns, a row per series, time and variable."""
     from osciformer.data.ragged import offsets_of, series_of_rows
     from osciformer.estimators.queries import last_target_times
 
-    if asked is None:
-        found = np.concatenate(estimator.predict_quantiles(series))
-        return series_of_rows(series.offsets), series.decode_times(), found
-    lists = asked.of(series.ids)
-    options = {"relative": True} if asked.is_relative else {}
-    found = np.concatenate(estimator.predict_quantiles(series, lists, **options))
-    owner = series_of_rows(offsets_of(np.array([len(item) for item in lists])))
-    moments = np.concatenate(lists)
-    if asked.is_relative:
-        is_target = np.isin(estimator.feature_names_in_, estimator.target_names_)
-        ends = last_target_times(series, is_target)
-        moments = series.decode_times(moments + ends[owner], owner)
-    return owner, moments, found
+    estimator, levels = model.estimator, tuple(map(float, model.estimator.quantiles))
+    variables = np.array(list(map(str, estimator.target_names_)))
+    is_target = np.isin(estimator.feature_names_in_, estimator.target_names_)
+    for series in tables.parts_of(data):
+        if times_of is not None:
+            lists = times_of(series.ids)
+            answers = estimator.predict_quantiles(series, lists)
+            owner = series_of_rows(offsets_of(np.array([len(item) for item in lists])))
+            times = np.concatenate(lists)
+        elif steps is not None:
+            answers = estimator.predict_quantiles(series, [steps] * len(series), relative=True)
+            owner = np.repeat(np.arange(len(series)), len(steps))
+            ends = last_target_times(series, is_target)[owner]
+            times = series.decode_times(np.tile(steps, len(series)) + ends, owner)
+        else:
+            answers = estimator.predict_quantiles(series)
+            owner, times = series_of_rows(series.offsets), series.decode_times()
+        found = np.concatenate(answers)  # [Q, F, L]
+        columns = {
+            model.id: np.repeat(series.ids[owner], len(variables)),
+            model.layout.get("time", "time"): np.repeat(times, len(variables)),
+            "variable": np.tile(variables, len(found)),
+            "prediction": found[..., levels.index(0.5)].reshape(-1),
+        }
+        if is_full:
+            columns |= {f"q{level:g}": found[..., k].reshape(-1) for k, level in enumerate(levels)}
+        yield columns

@@ -25,55 +25,43 @@ SETTINGS: Mapping[str, Setting] = {
 }
 # Their defaults were others once; what a run had that was not given them, its checkpoint tells.
 _TOLD_BY_THE_CHECKPOINT = frozenset({"learning_rate", "statistics", "weight_averaging"})
-# Flags that were removed, and whether they were switches.
-_REMOVED = {"foresight": False, "keep_latest": True}
+_REMOVED = {"foresight": False, "keep_latest": True}  # flags, and whether they were switches
 
 
 def with_settings(command: Callable[..., None]) -> Callable[..., None]:
     """Return the command with a flag for every setting in place of its `**settings`."""
     signature = inspect.signature(command, eval_str=True)
     fixed = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
-    flags = [_flag(setting) for name, setting in SETTINGS.items() if name != "table"]
-    flags += [_parameter(name, is_switch, hidden=True) for name, is_switch in _REMOVED.items()]
+    flags = [_parameter(name, is_switch, hidden=True) for name, is_switch in _REMOVED.items()]
+    for name, setting in SETTINGS.items():
+        if name == "table":
+            continue
+        is_switch, shown = setting.kind == "switch", setting.default_text
+        told = {"metavar": None if is_switch else setting.kind.upper()}
+        told["help"] = setting.help + (f" \\[default: {shown}]" if shown else "")
+        short = [setting.short] if setting.short else []
+        flags.append(_parameter(name, is_switch, *short, rich_help_panel=setting.panel, **told))
     command.__signature__ = signature.replace(parameters=[*fixed, *flags])  # type: ignore[attr-defined]
     return command
 
 
-def _flag(setting: Setting) -> inspect.Parameter:
-    shown = f" \\[default: {setting.default_text}]" if setting.default_text else ""
-    is_switch = setting.kind == "switch"
-    return _parameter(
-        setting.name,
-        is_switch,
-        *([setting.short] if setting.short else []),
-        help=setting.help + shown,
-        metavar=None if is_switch else setting.kind.upper(),
-        rich_help_panel=setting.panel,
-    )
-
-
 def _parameter(name: str, is_switch: bool, *more: str, **options: Any) -> inspect.Parameter:
-    """Return the parameter of a command that is None unless its flag is given."""
     flag = name.replace("_", "-")
     flags = f"--{flag}/--no-{flag}" if is_switch else f"--{flag}"
     option = typer.Option(flags, *more, show_default=False, **options)
     kind: Any = bool if is_switch else str
-    annotation = Annotated[kind | None, option]
-    keyword_only = inspect.Parameter.KEYWORD_ONLY
-    return inspect.Parameter(name, keyword_only, default=None, annotation=annotation)
+    shared: dict[str, Any] = {"default": None, "annotation": Annotated[kind | None, option]}
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, **shared)
 
 
-def merge(
-    flags: Mapping[str, Any], file: Path | None, base: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
+def merge(flags: Mapping[str, Any], file: Path | None, base: Mapping[str, Any]) -> dict[str, Any]:
     """Return all settings that were given; flags win over the file, and the file over the base."""
-    given = {**(base or {}), **({} if file is None else read_yaml(file))}
+    given = {**base, **({} if file is None else read_yaml(file))}
     for name, text in flags.items():
         if text is None:
             continue
         if name in _REMOVED:
-            flag = name.replace("_", "-")
-            raise Misuse(f"--{flag} was removed; leave it out")
+            raise Misuse(f"--{name.replace('_', '-')} was removed; leave it out")
         given[name] = text if isinstance(text, bool) else parse(SETTINGS[name], text)
     return given
 
@@ -102,31 +90,21 @@ def read_config(run: Path) -> dict[str, Any]:
 
 def write_yaml(settings: Mapping[str, Any]) -> str:
     """Return settings as the text of a YAML file that `read_yaml` takes."""
-    text: str = need("yaml", extra="cli").safe_dump(
-        config.plain(settings), sort_keys=False, allow_unicode=True
-    )
-    return text
+    dump: Callable[..., str] = need("yaml", extra="cli").safe_dump
+    return dump(config.plain(settings), sort_keys=False, allow_unicode=True)
 
 
 def parse(setting: Setting, text: str) -> Any:
-    """Return the value that the text of a flag means.
-
-    Example:
-        >>> parse(SETTINGS["patience"], "none"), parse(SETTINGS["pool"], "last,max")
-        (None, ('last', 'max'))
-    """
+    """Return the value that the text of a flag means."""
+    if text.lower() == "none" and setting.is_optional:
+        return None
     value: Any = text
     try:
-        if text.lower() == "none" and setting.is_optional:
-            return None
-        if setting.kind == "whole":
-            value = int(text)
-        elif setting.kind == "number":
-            value = float(text)
+        if setting.kind in ("whole", "number"):
+            value = int(text) if setting.kind == "whole" else float(text)
         elif setting.kind in ("texts", "numbers"):
-            value = [part.strip() for part in text.split(",") if part.strip()]
-            if setting.kind == "numbers":
-                value = [float(part) for part in value]
+            parts = [part.strip() for part in text.split(",") if part.strip()]
+            value = parts if setting.kind == "texts" else [float(part) for part in parts]
         elif setting.kind == "mapping" and text.lstrip().startswith("{"):
             value = json.loads(text)
     except json.JSONDecodeError as error:
@@ -138,8 +116,9 @@ def parse(setting: Setting, text: str) -> Any:
 
 def check(setting: Setting, value: Any, where: str) -> Any:
     """Return a value that the setting allows, or say what `where` must be."""
+    # A name that is a number, such as that of a column.
     if setting.kind in ("text", "texts"):
-        value = _as_text(value)  # a name that is a number, such as that of a column
+        value = [*map(_as_text, value)] if isinstance(value, list | tuple) else _as_text(value)
     try:
         replace(setting, choices=(), within=None).check(value)
     except ValueError as error:
@@ -151,8 +130,6 @@ def check(setting: Setting, value: Any, where: str) -> Any:
 
 
 def _as_text(value: Any) -> Any:
-    if isinstance(value, list | tuple):
-        return [_as_text(item) for item in value]
     return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
@@ -163,12 +140,10 @@ def check_task(given: Mapping[str, Any]) -> str:
         raise Misuse(f"--task is needed; it is one of {', '.join(TASKS)}")
     if task not in TASKS:
         raise Misuse(f"there is no task {task!r}; {near(task, TASKS)}")
-    for name in given:
-        setting = SETTINGS[name]
+    for setting in (SETTINGS[name] for name in given):
         if task not in setting.tasks:
-            raise Misuse(
-                f"{setting.flag} is a setting of {' and '.join(setting.tasks)}; the task is {task}"
-            )
+            tasks = " and ".join(setting.tasks)
+            raise Misuse(f"{setting.flag} is a setting of {tasks}; the task is {task}")
     return str(task)
 
 
@@ -182,10 +157,9 @@ def check_resumed(given: Mapping[str, Any], before: Mapping[str, Any]) -> None:
     task = check_task(before)
     for name, value in given.items():
         setting = SETTINGS[name]
-        if setting.is_free or (name in _TOLD_BY_THE_CHECKPOINT and name not in before):
-            continue
+        is_untold = name in _TOLD_BY_THE_CHECKPOINT and name not in before
         had = before.get(name, setting.defaults.get(task))
-        if value != had:
+        if value != had and not setting.is_free and not is_untold:
             raise Misuse(
                 f"{setting.flag} was {had} when the run was begun, and is {value}; go on "
                 "with the same settings, or start another run"

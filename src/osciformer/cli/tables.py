@@ -23,53 +23,47 @@ if TYPE_CHECKING:
 
 # A larger Parquet file is read from disk in each epoch; in memory it is several times larger.
 STREAM_BYTES = 256 * 2**20
-# Series that are predicted at a time.
-CHUNK_SERIES = 4096
+CHUNK_SERIES = 4096  # that are predicted at a time
 TABLE_ENDINGS = (".parquet", ".csv")
 _SELF_DESCRIBING = (".npz", ".ts", ".ts.gz")
 _TIME_SETTINGS = ("unit", "origin", "time_format", "duplicates")
+_SERIES_SETTINGS = ("id", "time", "variable", "value", "static", "empty", *_TIME_SETTINGS)
 _EVENT_SETTINGS = ("id", "time", "start", "end", "time_unit", "num_types", *_TIME_SETTINGS)
 
 
 def make_layout(given: Mapping[str, Any], task: str, path: Path) -> Layout | None:
     """Return which column means what; None for files that say it themselves."""
-    if is_self_describing(path):
+    if format_of(path) == "own":
         return None
-    _need_columns(given, path)
+    chosen = _columns(given, path, _SERIES_SETTINGS)
     from osciformer.data import Layout  # slow to import; wrong calls are refused before
 
     label = given.get("target") if task in SERIES_TASKS and not given.get("labels") else None
-    names = ("variable", "value", "empty", *_TIME_SETTINGS)
-    return Layout(
-        id=given["id"],
-        time=given["time"],
-        values=given.get("features"),
-        static=given.get("static") or (),
-        label=one_or_all(label),
-        **{name: given[name] for name in names if given.get(name) is not None},
-    )
+    return Layout(values=given.get("features"), label=one_or_all(label), **chosen)
 
 
 def make_event_layout(given: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """Return which column means what, as arguments of `events_from_frame`."""
-    if is_self_describing(path):
+    if format_of(path) == "own":
         raise Misuse(
             f"{path} holds series; events are read from CSV or Parquet, with a row per event"
         )
-    _need_columns(given, path)
+    chosen = _columns(given, path, _EVENT_SETTINGS)
     if "type" not in given:
         raise Misuse(
             f"--type is needed: the column of {path} that holds the types of events, or none if "
             "all are of one type"
         )
-    chosen = {name: given[name] for name in _EVENT_SETTINGS if given.get(name) is not None}
     return {**chosen, "type": given["type"]}
 
 
-def _need_columns(given: Mapping[str, Any], path: Path) -> None:
+def _columns(given: Mapping[str, Any], path: Path, names: Sequence[str]) -> dict[str, Any]:
+    """Return those of the settings that have a value; id and time must."""
+    chosen = {name: given[name] for name in names if given.get(name) is not None}
     for name in ("id", "time"):
-        if given.get(name) is None:
+        if name not in chosen:
             raise Misuse(f"--{name} is needed: the column of {path} that holds it")
+    return chosen
 
 
 def one_or_all(names: Sequence[str] | None) -> Any:
@@ -77,18 +71,14 @@ def one_or_all(names: Sequence[str] | None) -> Any:
     return names[0] if names and len(names) == 1 else names or None
 
 
-def is_self_describing(path: Path) -> bool:
-    """Return whether files with this ending say themselves what is what."""
-    return path.name.lower().endswith(_SELF_DESCRIBING)
-
-
-def is_parquet(path: Path) -> bool:
-    """Return whether a path stands for Parquet: a file by its ending, or a folder."""
-    return path.is_dir() or path.suffix.lower() in (".parquet", ".pq")
-
-
-def _is_csv(path: Path) -> bool:
-    return path.name.lower().endswith((".csv", ".csv.gz"))
+def format_of(path: Path) -> str:
+    """Return "csv", "parquet" (also for a folder), or "own" for files that need no columns."""
+    name = path.name.lower()
+    if name.endswith(_SELF_DESCRIBING):
+        return "own"
+    if name.endswith((".csv", ".csv.gz")):
+        return "csv"
+    return "parquet" if path.is_dir() or name.endswith((".parquet", ".pq")) else ""
 
 
 def refuse_absent(*paths: Path | None) -> None:
@@ -100,17 +90,19 @@ def refuse_absent(*paths: Path | None) -> None:
 
 def open_table(path: Path, layout: Layout | None, *, stream: bool | None = None) -> Series:
     """Return the series of a file, in memory or on disk; by default its size decides."""
-    refuse_absent(path)
     from osciformer.data import ParquetSeries, read_table
 
-    if stream and not is_parquet(path):
+    if stream and format_of(path) != "parquet":
         raise Misuse(f"--stream reads Parquet only, not {path}; convert it first")
-    if layout is None and not is_self_describing(path):
+    if layout is None and format_of(path) != "own":
         raise CommandError(
             f"the model was trained on a file that needs no columns, so that those of {path} "
             f"mean nothing to it; give a file that ends in {', '.join(_SELF_DESCRIBING)}"
         )
-    if layout is not None and (_is_large(path) if stream is None else stream):
+    if stream is None and format_of(path) == "parquet":
+        files = path.rglob("*.parquet") if path.is_dir() else [path]
+        stream = sum(file.stat().st_size for file in files if file.is_file()) > STREAM_BYTES
+    if layout is not None and stream:
         return ParquetSeries(path, layout)
     series = read_table(path, layout and layout.replace(empty="keep"))
     if len(series) and (series.num_observed == 0).all():
@@ -121,11 +113,6 @@ def open_table(path: Path, layout: Layout | None, *, stream: bool | None = None)
     return series.settle_empty(layout.empty if layout else "error")
 
 
-def _is_large(path: Path) -> bool:
-    files = path.rglob("*.parquet") if path.is_dir() else [path]
-    return is_parquet(path) and sum(f.stat().st_size for f in files if f.is_file()) > STREAM_BYTES
-
-
 def read_events(
     path: Path, layout: Mapping[str, Any], type_names: Sequence[str] | None = None
 ) -> EventSequences:
@@ -133,27 +120,26 @@ def read_events(
     frame = read_frame(path)
     from osciformer.events import events_from_frame
 
-    settings = dict(layout)
-    if type_names is not None and settings["type"] is not None:
-        settings |= {"type_names": tuple(type_names), "num_types": len(type_names)}
-    return events_from_frame(frame, **settings)
+    if type_names is None or layout["type"] is None:
+        return events_from_frame(frame, **layout)
+    known = {"type_names": tuple(type_names), "num_types": len(type_names)}
+    return events_from_frame(frame, **{**layout, **known})
 
 
 def labels_for(data: Series, given: Mapping[str, Any], task: str) -> np.ndarray | None:
     """Return labels from another table, if there is one; None if the data have their own."""
     if task not in SERIES_TASKS:
         return None
-    target = given.get("target")
-    if given.get("labels"):
-        if not target:
-            raise Misuse("--target is needed: the column of --labels to predict")
-        id = given.get("labels_id") or given.get("id")
-        return np.asarray(_join(data, given["labels"], id, label=one_or_all(target)).labels)
+    target, labels = given.get("target"), given.get("labels")
     # Files in npz and .ts format bring their labels along.
     has_labels = given.get("id") is None and getattr(data, "labels", None) is not None
-    if not target and not has_labels:
-        raise Misuse(f"--target is needed for {task}: the column to predict")
-    return None
+    if not target and (labels or not has_labels):
+        where = ": the column of --labels" if labels else f" for {task}: the column"
+        raise Misuse(f"--target is needed{where} to predict")
+    if not labels:
+        return None
+    id = given.get("labels_id") or given.get("id")
+    return np.asarray(_join(data, labels, id, label=one_or_all(target)).labels)
 
 
 def static_elsewhere(given: Mapping[str, Any], path: Path) -> tuple[str, ...]:
@@ -163,8 +149,7 @@ def static_elsewhere(given: Mapping[str, Any], path: Path) -> tuple[str, ...]:
         return ()
     from osciformer.data.tables import check_columns
 
-    here = () if is_self_describing(path) else tuple(column_names(path))
-    there = column_names(Path(labels))
+    here, there = [] if format_of(path) == "own" else _names(path), _names(Path(labels))
     if given.get("variable") is None:  # else it may be the name of a variable
         check_columns((*here, *there), static)
     return tuple(name for name in static if name not in here and name in there)
@@ -206,17 +191,16 @@ def read_frame(path: Path) -> Any:
     refuse_absent(path)
     from osciformer.data.files import damage_named, load_parquet, parquet_files
 
-    if not _is_csv(path):
+    if format_of(path) != "csv":
         return load_parquet(parquet_files(path))
     with damage_named(path, "CSV"):
         return need("pyarrow.csv", extra="data").read_csv(path)
 
 
-def column_names(path: Path) -> list[str]:
-    """Return the columns of a CSV file, a Parquet file or a folder of such."""
+def _names(path: Path) -> list[str]:
     from osciformer.data.files import damage_named
 
-    kind = "csv" if _is_csv(path) else "parquet"
+    kind = "csv" if format_of(path) == "csv" else "parquet"
     with damage_named(path, kind):
         return list(need("pyarrow.dataset", extra="data").dataset(path, format=kind).schema.names)
 
@@ -228,9 +212,9 @@ def is_streamed(data: Series) -> bool:
 
 def describe(data: Series) -> str:
     """Return how much there is, in a line."""
-    lengths: np.ndarray = getattr(data, "num_rows" if is_streamed(data) else "lengths")
-    where = "read from disk" if is_streamed(data) else "in memory"
-    return f"{len(data)} series, {lengths.sum()} rows, {len(data.feature_names)} features, {where}"
+    where, name = ("read from disk", "num_rows") if is_streamed(data) else ("in memory", "lengths")
+    count, features = getattr(data, name).sum(), len(data.feature_names)
+    return f"{len(data)} series, {count} rows, {features} features, {where}"
 
 
 def parts_of(data: Any, size: int = CHUNK_SERIES) -> Iterator[Any]:
@@ -257,15 +241,10 @@ def check_ending(path: Path, endings: Sequence[str]) -> None:
 
 
 def write_table(path: Path, parts: Iterable[Mapping[str, Any]]) -> int:
-    """Write a table, given part by part as arrays by name, and return its number of rows.
-
-    The ending says whether it is Parquet or CSV; all parts must have the same columns.
-    """
+    """Write a table, given part by part as arrays by name, and return its number of rows."""
     pa = need("pyarrow", extra="data")
-    if path.suffix.lower() == ".csv":
-        make = need("pyarrow.csv", extra="data").CSVWriter
-    else:
-        make = need("pyarrow.parquet", extra="data").ParquetWriter
+    kind, name = ("csv", "CSV") if path.suffix.lower() == ".csv" else ("parquet", "Parquet")
+    make = getattr(need(f"pyarrow.{kind}", extra="data"), f"{name}Writer")
     writer, num_rows = None, 0
     with replacing(path) as file, ExitStack() as stack:
         for columns in parts:
@@ -288,7 +267,6 @@ def print_table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) 
     for row in rows:
         table.add_row(*row)
     # A file or a pipe has no width at which text would have to be cut off.
-    width = None if sys.stdout.isatty() else 1000
-    console = Console(highlight=False, markup=False, width=width)
+    console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 1000)
     console.print(title)
     console.print(table)

@@ -22,10 +22,8 @@ _Read = TypeVar("_Read")
 
 
 class _Member(NamedTuple):
-    """A member of an archive; neither reader gives out more bytes than `size`."""
-
     name: str
-    size: int
+    size: int  # neither reader gives out more bytes
     is_folder: bool
     is_plain: bool
     open: Callable[[], Any]
@@ -39,23 +37,15 @@ def iter_members(
     max_bytes: int = MAX_BYTES,
     max_members: int = MAX_MEMBERS,
 ) -> Iterator[tuple[str, _Read]]:
-    """Yield the name of each wanted file of an archive, and what `read` makes of its stream.
-
-    Raises:
-        UnsafeArchiveError: If any member, wanted or not, has an absolute name, climbs out with
-            `..`, or is a link or a device; or if a limit is passed.
-        UnreadableFileError: If the file is no archive or is damaged.
-    """
+    """Yield the name of each wanted file of an archive, and what `read` makes of its stream."""
     num_bytes = 0
     members = _zip_members if zipfile.is_zipfile(archive) else _tar_members
     try:
         for number, member in enumerate(members(archive), start=1):
             path = PurePosixPath(member.name.replace("\\", "/"))
             if path.is_absolute() or ".." in path.parts or ":" in "".join(path.parts[:1]):
-                raise UnsafeArchiveError(
-                    f"{archive} has a member {member.name!r} that points outside its folder; it "
-                    "was not unpacked"
-                )
+                outside = f"a member {member.name!r} that points outside its folder"
+                raise UnsafeArchiveError(f"{archive} has {outside}; it was not unpacked")
             if not member.is_plain:
                 raise UnsafeArchiveError(f"{archive} has a link or a device {member.name!r}")
             if number > max_members:
@@ -64,16 +54,16 @@ def iter_members(
                 continue
             num_bytes += member.size
             if num_bytes > max_bytes:
+                limit = format_bytes(max_bytes)
                 raise UnsafeArchiveError(
-                    f"{archive} unpacks to more than {format_bytes(max_bytes)}; it was not unpacked"
+                    f"{archive} unpacks to more than {limit}; it was not unpacked"
                 )
             with member.open() as stream:
                 yield path.as_posix(), read(stream)
     # An encrypted member of a zip file is a RuntimeError.
     except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError) as e:
-        raise UnreadableFileError(
-            f"{archive} cannot be read as an archive ({e}); delete it and try again"
-        ) from e
+        advice = "delete it and try again"
+        raise UnreadableFileError(f"{archive} cannot be read as an archive ({e}); {advice}") from e
 
 
 def _zip_members(archive: Path) -> Iterator[_Member]:

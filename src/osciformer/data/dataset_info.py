@@ -85,13 +85,9 @@ def read_catalog(path: Path, loaders: Mapping[str, Any]) -> list[DatasetInfo]:
     infos = []
     for name, entry in catalog["sets"].items():
         family = catalog["families"].get(entry.pop("family", None), {})
-        sources = {
-            kind: family.get(kind, {}) | entry.get(kind, {})
-            for kind in ("local", "public")
-            if kind in family or kind in entry
-        }
-        entry = family | entry
-        for kind, source in sources.items():
+        own, entry = entry, family | entry
+        for kind in {"local", "public"} & entry.keys():
+            source = family.get(kind, {}) | own.get(kind, {})
             entry[kind] = _read_source(name, entry, source, loaders)
         entry["homepage"] = entry.get("homepage", "").format(name=name)
         for key in ("splits", "folds", "notes"):
@@ -109,9 +105,8 @@ def _read_source(
     splits = tuple(source.get("splits", ()))
     base = source.get("base", "").format(name=name)
     files = {}
-    for fold, split, pattern in product(
-        entry.get("folds", [None]), splits or entry["splits"], source["paths"]
-    ):
+    cases = product(entry.get("folds", [None]), splits or entry["splits"], source["paths"])
+    for fold, split, pattern in cases:
         path = pattern.format(name=name, split=split, fold=fold)
         files[path] = DataFile(
             path,

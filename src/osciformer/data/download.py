@@ -1,8 +1,7 @@
 """Downloads that end in a complete, verified file or leave no file at all.
 
-pooch verifies the SHA-256 and moves the file into place. This module adds what pooch lacks: an
-interrupted download is kept in `.<name>.part` and continued with a `Range` request, several
-addresses are tried in turn, and errors say what to do.
+pooch verifies and places the file. This module continues interrupted downloads from `.<name>.part`
+with a `Range` request, tries several addresses in turn, and says in errors what to do.
 """
 
 from __future__ import annotations
@@ -65,16 +64,11 @@ class _InterruptedError(_TransferError):
 
 
 def download(
-    addresses: Sequence[str],
-    target: Path,
-    *,
-    sha256_source: str = "the registry",
-    **settings: Any,
+    addresses: Sequence[str], target: Path, *, sha256_source: str = "the registry", **settings: Any
 ) -> Downloaded:
     """Download `target` from the first address that gives it; the caller holds its folder's lock.
 
-    `settings` are those of `_ResumedTransfer`; `sha256_source` says where its hash comes from. What
-    has arrived is kept for the next call, unless it is another file or the disk is full.
+    `settings` are those of `_ResumedTransfer`; `sha256_source` says where its hash comes from.
     """
     for address in addresses:
         if urlsplit(address).scheme not in ("http", "https"):
@@ -109,9 +103,7 @@ class _ResumedTransfer:
     """A downloader for pooch that continues the part file of an interrupted download.
 
     The server must show by `ETag` or `Last-Modified` that the file is still the same. If it sends
-    neither, the SHA-256 of the whole file decides. Up to `attempts` attempts in a row may bring
-    less than 1 MiB. The wait before the second one is `backoff` seconds and doubles each time,
-    unless the server sends `Retry-After`.
+    neither, the SHA-256 of the whole file decides.
     """
 
     target: Path
@@ -119,8 +111,8 @@ class _ResumedTransfer:
     size: int | None = None
     progress: ProgressCallback | None = None
     timeout: float = 30.0
-    attempts: int = 5
-    backoff: float = 0.5
+    attempts: int = 5  # in a row that bring less than 1 MiB each
+    backoff: float = 0.5  # seconds to the second attempt, doubled each time; or Retry-After
     is_resumed: bool = False
 
     def __post_init__(self) -> None:
@@ -134,9 +126,8 @@ class _ResumedTransfer:
         level = pooch.get_logger().level
         pooch.get_logger().setLevel("WARNING")
         try:
-            pooch.retrieve(
-                address, self.sha256, self.target.name, self.target.parent, downloader=self
-            )
+            name, folder = self.target.name, self.target.parent
+            pooch.retrieve(address, self.sha256, name, folder, downloader=self)
         except (ValueError, _WrongContentError) as error:
             self.discard()
             if not self.is_resumed:
@@ -180,10 +171,9 @@ class _ResumedTransfer:
         with requests.Session() as session:
             if url.startswith("https:"):
                 session.adapters.pop("http://")  # a redirect must not lead from https to http
+            settings = {"headers": headers, "stream": True, "timeout": self.timeout}
             try:
-                with session.get(
-                    url, headers=headers, stream=True, timeout=self.timeout
-                ) as response:
+                with session.get(url, **settings) as response:
                     self.receive(response, url, offset)
             except (requests.RequestException, urllib3.exceptions.HTTPError) as error:
                 raise _connection_error(error) from error
@@ -231,14 +221,11 @@ class _ResumedTransfer:
             self.discard()
             reason = error.strerror or str(error)
             if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-                raise DiskFullError(
-                    f"no room for {self.target.name} in {self.target.parent} ({reason}); free "
-                    f"some space or set {CACHE_VARIABLE} to a folder on another disk"
-                ) from error
-            raise DownloadError(
-                f"{self.part} cannot be written ({reason}); "
-                f"set {CACHE_VARIABLE} to a folder that can be written to"
-            ) from error
+                place = f"{self.target.name} in {self.target.parent}"
+                advice = f"free some space or set {CACHE_VARIABLE} to a folder on another disk"
+                raise DiskFullError(f"no room for {place} ({reason}); {advice}") from error
+            advice = f"set {CACHE_VARIABLE} to a folder that can be written to"
+            raise DownloadError(f"{self.part} cannot be written ({reason}); {advice}") from error
         if done == 0 or (total is not None and done < total):
             of = "" if total is None else f" of {total}"
             raise _InterruptedError(f"the connection ended after {done}{of} bytes")

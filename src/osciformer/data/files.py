@@ -53,9 +53,8 @@ def read_table(path: str | Path, layout: Layout | None = None, **settings: Any) 
         return read_csv(path, layout, **settings)
     if name.endswith((".parquet", ".pq")) or path.is_dir():
         return read_parquet(path, layout, **settings)
-    raise ValueError(
-        f"{path} has an unknown ending; use .csv, .csv.gz, .parquet, .npz, .ts or .ts.gz"
-    )
+    endings = ".csv, .csv.gz, .parquet, .npz, .ts or .ts.gz"
+    raise ValueError(f"{path} has an unknown ending; use {endings}")
 
 
 def read_csv(
@@ -66,29 +65,23 @@ def read_csv(
     missing: Sequence[str] = ("", "NA", "NaN", "nan", "null", "?"),
     **settings: Any,
 ) -> IrregularSeries:
-    """Return the series of a CSV file, also compressed, with a header line.
+    """Return the series of a CSV file, also compressed, with a header line; see `read_table`.
 
-    `missing` are the texts that stand for a missing value; `layout` and `settings` are as for
-    `read_table`.
+    `missing` are the texts that stand for a missing value.
     """
     pa, csv = need("pyarrow", extra="data"), need("pyarrow.csv", extra="data")
     layout, path = make_layout(layout, settings), existing_file(path)
     # Arrow guesses types from the first block only, so numbers are declared as such.
     block_size = min(max(path.stat().st_size, 1 << 20), 1 << 26)
-    options = {
-        "parse_options": csv.ParseOptions(delimiter=delimiter),
-        "read_options": csv.ReadOptions(block_size=block_size),
-    }
+    options = {"parse_options": csv.ParseOptions(delimiter=delimiter)}
+    options["read_options"] = csv.ReadOptions(block_size=block_size)
+    nulls = {"null_values": list(missing), "strings_can_be_null": True}
     with damage_named(path, "CSV", _CSV_HINT):
         with csv.open_csv(path, **options) as reader:
             kept = columns_to_read(reader.schema.names, layout)
         numbers = [name for name in kept if name == layout.value or name not in layout.columns]
-        convert = csv.ConvertOptions(
-            include_columns=kept,
-            column_types=dict.fromkeys(numbers, pa.float64()),
-            null_values=list(missing),
-            strings_can_be_null=True,
-        )
+        types = dict.fromkeys(numbers, pa.float64())
+        convert = csv.ConvertOptions(include_columns=kept, column_types=types, **nulls)
         table = csv.read_csv(path, convert_options=convert, **options)
     return from_frame(table, layout)
 
@@ -96,10 +89,7 @@ def read_csv(
 def read_parquet(
     path: str | Path, layout: Layout | None = None, **settings: Any
 ) -> IrregularSeries:
-    """Return the series of a Parquet file, or of a folder of such files, all in memory.
-
-    `layout` and `settings` are as for `read_table`; `ParquetSeries` reads larger tables.
-    """
+    """Return the series of a Parquet file or of a folder of them, in memory; see `read_table`."""
     layout, files = make_layout(layout, settings), parquet_files(path)
     columns = columns_to_read(parquet_schema(files).names, layout)
     return from_frame(load_parquet(files, columns), layout)
@@ -159,10 +149,8 @@ def damage_named(path: Path, kind: str = "Parquet", hint: str = "") -> Iterator[
         yield
     except (need("pyarrow", extra="data").ArrowInvalid, OSError) as error:
         what = hint if "conversion error" in str(error) else ""
-        raise UnreadableFileError(
-            f"{path} cannot be read as {kind}; it may be cut off, or have another format: "
-            f"{error}{what}"
-        ) from error
+        why = f"it may be cut off, or have another format: {error}{what}"
+        raise UnreadableFileError(f"{path} cannot be read as {kind}; {why}") from error
 
 
 def existing_file(path: str | Path) -> Path:
@@ -197,9 +185,8 @@ def load_npz(path: str | Path) -> IrregularSeries:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
     except (zipfile.BadZipFile, ValueError, OSError, EOFError, zlib.error) as error:
-        raise UnreadableFileError(
-            f"{path} cannot be read as npz; it may be cut off, or hold pickled objects: {error}"
-        ) from error
+        why = f"it may be cut off, or hold pickled objects: {error}"
+        raise UnreadableFileError(f"{path} cannot be read as npz; {why}") from error
     try:
         description = json.loads(str(arrays.pop("description")))
         if description.pop("format") != NPZ_FORMAT:
@@ -209,25 +196,18 @@ def load_npz(path: str | Path) -> IrregularSeries:
             description.pop("static_names")
         return IrregularSeries(**arrays, **description, time_axis=axis)
     except (KeyError, TypeError, ValueError) as error:
-        raise UnreadableFileError(
-            f"{path} was not written by save_npz ({error!r}); it holds {name_some(arrays)}. "
-            "Build the series from its arrays with IrregularSeries.from_padded or from_arrays"
-        ) from error
+        cause = f"{path} was not written by save_npz ({error!r}); it holds {name_some(arrays)}"
+        advice = "Build the series from its arrays with IrregularSeries.from_padded or from_arrays"
+        raise UnreadableFileError(f"{cause}. {advice}") from error
 
 
 def read_ts(
-    path: str | Path,
-    *,
-    unit: str = "s",
-    duplicates: Duplicates = "error",
-    empty: Empty = "error",
+    path: str | Path, *, unit: str = "s", duplicates: Duplicates = "error", empty: Empty = "error"
 ) -> IrregularSeries:
     """Return the series of a `.ts` file, at the times that the file gives.
 
-    With `@timestamps true`, a value is `(time,value)`, and a series gets a row for each time of any
-    dimension, with NaN for the others. Without timestamps, step k is time k. `?` is a missing
-    value. Class labels are text; targets of regression files are float64. A file that ends too
-    early, or is in another format, is an `UnreadableFileError`.
+    With `@timestamps true`, a series gets a row for each time of any dimension, with NaN for the
+    others; without, step k is time k. Class labels are text; targets of regression are float64.
 
     Args:
         path: The file, also compressed as `.ts.gz`.
@@ -252,15 +232,12 @@ def parse_ts(file: IO[bytes], name: str) -> IrregularSeries:
 
 
 class _TsFile:
-    """The content of a `.ts` file, one series per line.
-
-    `tags` has what the lines that begin with `@` say, by name in lower case. `cases` has times and
-    values of each dimension of each series; dates are microseconds since 1970.
-    """
+    """The content of a `.ts` file, one series per line."""
 
     def __init__(self, path: str | Path, file: Iterable[bytes]) -> None:
-        self.tags = dict[str, str]()
+        self.tags = dict[str, str]()  # what lines with `@` say, by name in lower case
         self.is_dated: bool | None = None  # until a timestamp comes
+        # Times and values of each dimension of each series; dates are microseconds since 1970.
         self.cases: list[list[tuple[Float[np.ndarray, "N"], Float[np.ndarray, "N"]]]] = []
         self.labels: list[Any] = []
         in_data = False
@@ -279,9 +256,8 @@ class _TsFile:
                     name, *rest = line[1:].split(maxsplit=1)
                     self.tags[name.lower()] = "".join(rest)
                 else:
-                    raise ValueError(
-                        f"expected a header line that begins with '@'; got {line[:40]!r}"
-                    )
+                    got = repr(line[:40])
+                    raise ValueError(f"expected a header line that begins with '@'; got {got}")
             except ValueError as error:
                 hint = "the line may be cut off" if in_data else "this may not be a .ts file"
                 raise UnreadableFileError(f"{path}, line {number}: {error}; {hint}") from None
@@ -292,7 +268,6 @@ class _TsFile:
     def _read_tags(self) -> None:
         """Set what the header says about the lines that follow."""
         true = {name for name, text in self.tags.items() if text.lower().split()[:1] == ["true"]}
-
         dimensions = self.tags.get("dimensions", self.tags.get("dimension", ""))
         length = self.tags.get("serieslength", "")
         self.has_timestamps, self.has_targets = "timestamps" in true, "targetlabel" in true
@@ -323,16 +298,13 @@ class _TsFile:
         if not self.cases:
             self.num_dimensions = self.num_dimensions or len(dimensions)
             self.length = len(dimensions[0][1]) if self.length is None else self.length
-        if len(dimensions) != self.num_dimensions:
-            raise ValueError(
-                f"{len(dimensions)} dimensions where {self.num_dimensions} are expected"
-            )
+        count, wanted = len(dimensions), self.num_dimensions
+        if count != wanted:
+            raise ValueError(f"{count} dimensions where {wanted} are expected")
         for position, (_, values) in enumerate(dimensions):
             if self.has_equal_length and len(values) != self.length:
-                raise ValueError(
-                    f"dimension {position} has {len(values)} values and @equalLength promises "
-                    f"{self.length}"
-                )
+                found = f"dimension {position} has {len(values)} values"
+                raise ValueError(f"{found} and @equalLength promises {self.length}")
         self.cases.append(dimensions)
 
     def _read_pairs(self, part: str) -> tuple[Float[np.ndarray, "N"], Float[np.ndarray, "N"]]:
@@ -365,10 +337,9 @@ class _TsFile:
             origins = np.zeros(len(some), dtype=np.int64)
             origins[some] = ticks[rows.offsets[:-1][some]]
             rows = rows._replace(times=axis.encode(ticks, origins[series_of_rows(rows.offsets)]))
+        meaning: dict[str, Any] = {"feature_names": names, "time_axis": axis, "origins": origins}
         labels = np.array(self.labels) if self.is_labelled else None
-        return IrregularSeries(
-            *rows, labels=labels, feature_names=names, time_axis=axis, origins=origins
-        )
+        return IrregularSeries(*rows, labels=labels, **meaning)
 
     def _rows(self) -> Rows:
         """Return a row per step; shorter dimensions end in NaN."""

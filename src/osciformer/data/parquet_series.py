@@ -20,7 +20,7 @@ from osciformer._types import Bool, Float, Int
 from osciformer.data import tables
 from osciformer.data.batches import Batch, check_rank, collate, cut_by_length, even_sizes, pool_size
 from osciformer.data.files import columns_to_read, damage_named, parquet_files, parquet_schema
-from osciformer.data.ragged import check_names, check_static, offsets_of, positions_of
+from osciformer.data.ragged import check_names, check_shape, check_static, offsets_of, positions_of
 from osciformer.data.series import IrregularSeries, add_static, concatenate
 from osciformer.data.tables import Layout
 from osciformer.data.transforms import SeriesStatistics
@@ -35,21 +35,21 @@ _Chunk = tuple[Int[np.ndarray, "m"], IrregularSeries]
 class ParquetSeries:
     """The series of a Parquet table that need not fit into memory.
 
-    The rows of a series must lie one after another, in any order of time. Opening the table reads
-    the column of ids once. After that, memory holds the ids, 16 bytes per series, one chunk (or the
-    largest series, if it is longer), and the compressed columns of one row group. Random access
-    decodes row groups from their beginning: write them with about `chunk_rows` rows.
+    The rows of a series must lie one after another, in any order of time. Memory holds the ids, 16
+    bytes per series, one chunk (or the largest series), and the compressed columns of one row
+    group. Random access decodes row groups from their beginning: give each about `chunk_rows`.
 
     Args:
         path: A Parquet file, or a folder of them, read in the order of their names.
         layout: Which column means what; series without any value cannot be dropped.
         chunk_rows: Rows of a chunk, about.
         **settings: Arguments of `Layout`.
-
-    Attributes:
-        layout: The layout, with the features by name.
-        ids: Names of the series [n], in the order of the file.
     """
+
+    ids: np.ndarray  #: Names of the series [n], in the order of the file.
+    layout: Layout  #: The layout, with the features by name.
+    feature_names: tuple[str, ...]  #: Names of the features.
+    num_blocks: int  #: Number of chunks in the whole file.
 
     def __init__(
         self,
@@ -76,9 +76,11 @@ class ParquetSeries:
         self.ids, self._offsets = self._find_series(layout.id)
         self._all_ids, self._kept = self.ids, np.ones(len(self.ids), dtype=bool)
         self._blocks = _cut_blocks(self._offsets, chunk_rows)
+        self.num_blocks = len(self._blocks) - 1
         self._further = np.empty((len(self.ids), 0), dtype=np.float32)  # static, see `with_static`
         self._further_names: tuple[str, ...] = ()
         self.layout = self._name_features(layout, schema)
+        self.feature_names = tuple(self.layout.values or ())
 
     def __len__(self) -> int:
         return int(self._kept.sum())
@@ -90,11 +92,6 @@ class ParquetSeries:
         )
 
     @property
-    def feature_names(self) -> tuple[str, ...]:
-        """Names of the features."""
-        return tuple(self.layout.values or ())
-
-    @property
     def static_names(self) -> tuple[str, ...]:
         """Names of the static features."""
         return (*self.layout.static, *self._further_names)
@@ -103,11 +100,6 @@ class ParquetSeries:
     def num_rows(self) -> Int[np.ndarray, "n"]:
         """Rows of the table that each series takes."""
         return np.diff(self._offsets)[self._kept]
-
-    @property
-    def num_blocks(self) -> int:
-        """Number of chunks in the whole file."""
-        return len(self._blocks) - 1
 
     def select(self, index: Any) -> ParquetSeries:
         """Return the series at some positions (integers or a mask), in the order of the file."""
@@ -254,11 +246,9 @@ class ParquetSeries:
 
 
 class _RowGroup(NamedTuple):
-    """A row group: which file, its number there, and its first row in the whole table."""
-
     path: Path
-    number: int
-    start: int
+    number: int  # in its file
+    start: int  # its first row, in the whole table
 
 
 def _row_groups(files: list[Path]) -> list[_RowGroup]:
@@ -297,9 +287,9 @@ def _refuse_scattered(ids: np.ndarray, column: str) -> None:
 class StreamedBatches(IterableDataset[Batch]):
     """Batches of a `ParquetSeries`, shuffled through a pool, with bounded memory.
 
-    Blocks of the table are dealt to shards, one per rank and worker. A shard reads its blocks in
-    random order into a pool, shuffles the pool, and cuts it into batches of similar length. Each
-    series comes once per epoch. All shards have the same number of batches, of nearly equal sizes.
+    Each rank and worker reads its blocks in random order into a pool, shuffles the pool, and cuts
+    it into batches of similar length. Each series comes once per epoch. All ranks and workers
+    have the same number of batches, of nearly equal sizes.
     """
 
     table: ParquetSeries  #: The table.
@@ -325,9 +315,7 @@ class StreamedBatches(IterableDataset[Batch]):
         check_rank(self.rank, self.world_size)
         if self.weight is not None:
             self.weight = np.asarray(self.weight, dtype=np.float32)
-            if self.weight.shape != (len(self.table),):
-                shape = list(self.weight.shape)
-                raise ValueError(f"weight must be [{len(self.table)}]; got {shape}")
+            check_shape("weight", self.weight, (len(self.table),))
         self._deal()  # refuses too few blocks early
 
     def set_epoch(self, epoch: int) -> None:
@@ -335,17 +323,15 @@ class StreamedBatches(IterableDataset[Batch]):
         self.epoch = epoch
 
     def __len__(self) -> int:
-        """Return the number of batches of this rank in this epoch."""
         return self._deal()[1] * max(self.num_workers, 1)
 
     def __iter__(self) -> Iterator[Batch]:
         worker = get_worker_info()
         workers = 1 if worker is None else worker.num_workers
         if workers != max(self.num_workers, 1):
-            raise ValueError(
-                f"num_workers={self.num_workers} was announced and the DataLoader has {workers}; "
-                "give both the same, or use make_stream_loader"
-            )
+            announced = f"num_workers={self.num_workers} was announced"
+            advice = "give both the same, or use make_stream_loader"
+            raise ValueError(f"{announced} and the DataLoader has {workers}; {advice}")
         shard = self.rank * workers + (0 if worker is None else worker.id)
         shards, steps = self._deal()
         generator = np.random.default_rng((self.seed, self.epoch, shard))
@@ -354,8 +340,7 @@ class StreamedBatches(IterableDataset[Batch]):
     def _deal(self) -> tuple[list[list[list[int]]], int]:
         """Return the runs of blocks of each shard, in order, and the number of batches of a shard.
 
-        Large runs are dealt first, each to the shard that has least. Which runs go together, and
-        with it the number of batches, is the same in all epochs.
+        Which runs go together, and with it the number of batches, is the same in all epochs.
         """
         num_shards = self.world_size * max(self.num_workers, 1)
         sizes = self.table.series_per_block()
@@ -365,16 +350,14 @@ class StreamedBatches(IterableDataset[Batch]):
             runs = [[block] for run in runs for block in run]
         shards: list[list[list[int]]] = [[] for _ in range(num_shards)]
         load = np.zeros(num_shards, dtype=np.int64)
-        for run in sorted(runs, key=lambda run: -sizes[run].sum()):
+        for run in sorted(runs, key=lambda run: -sizes[run].sum()):  # large ones first
             shards[int(np.argmin(load))].append(run)
             load[np.argmin(load)] += sizes[run].sum()
         steps = -(-int(load.max()) // self.batch_size)
         if load.min() < steps:
-            raise ValueError(
-                f"the {len(runs)} blocks of the table cannot be shared evenly by {num_shards} "
-                "shards (ranks times workers); open the table with a smaller chunk_rows, or use "
-                "fewer workers"
-            )
+            cause = f"the {len(runs)} blocks of the table cannot be shared evenly by {num_shards}"
+            advice = "open the table with a smaller chunk_rows, or use fewer workers"
+            raise ValueError(f"{cause} shards (ranks times workers); {advice}")
         if not self.shuffle:
             return [sorted(shard) for shard in shards], steps
         generator = np.random.default_rng((self.seed, self.epoch))
@@ -386,8 +369,7 @@ class StreamedBatches(IterableDataset[Batch]):
     ) -> Iterator[Batch]:
         """Yield the batches of one shard, which reads these runs of blocks."""
         sizes = self.table.series_per_block()
-        total = sum(int(sizes[run].sum()) for run in runs)
-        widths = even_sizes(total, steps)
+        widths = even_sizes(sum(int(sizes[run].sum()) for run in runs), steps)
         # A run may have holes where nothing is selected; reading skips those.
         ranges = (range(run[0], run[-1] + 1) for run in runs)
         chunks = chain.from_iterable(map(self.table.read_blocks, ranges))
@@ -429,10 +411,7 @@ def make_stream_loader(
     pin_memory: bool = False,
     **settings: Any,
 ) -> DataLoader[Batch]:
-    """Return a loader over `StreamedBatches`; call `loader.dataset.set_epoch` before each epoch.
-
-    `num_workers` processes read in the background, and `pin_memory` makes copies to a GPU fast.
-    """
+    """Return a loader over `StreamedBatches`; call `loader.dataset.set_epoch` before each epoch."""
     dataset = StreamedBatches(table, batch_size, num_workers=num_workers, **settings)
     # Workers start afresh each epoch: they learn its number when they get the data set.
     return DataLoader(

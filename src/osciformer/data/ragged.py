@@ -66,9 +66,7 @@ def positions_of(key: Any, length: int) -> Int[np.ndarray, "m"]:
             "To select by id: series[np.isin(series.ids, wanted)]"
         )
     if array.dtype == np.bool_ and len(array) != length:
-        raise IndexError(
-            f"a boolean index must have one entry per series, {length}; got {len(array)}"
-        )
+        raise IndexError(f"a boolean index needs one entry per series, {length}; got {len(array)}")
     try:
         return np.arange(length)[array]
     except IndexError:
@@ -79,9 +77,8 @@ def positions_of(key: Any, length: int) -> Int[np.ndarray, "m"]:
 def flatten(times: Sequence[Any], values: Sequence[Any]) -> Rows:
     """Return lists of per-series times [N] and values [N, F], or [N], as flat rows."""
     if len(times) != len(values):
-        raise ValueError(
-            f"times and values must have one entry per series; got {len(times)} and {len(values)}"
-        )
+        counts = f"{len(times)} and {len(values)}"
+        raise ValueError(f"times and values must have one entry per series; got {counts}")
     if len(times) == 0:
         raise ValueError("times must hold at least one series; got none")
     tables = [as_float_array("values", table, np.float32) for table in values]
@@ -100,14 +97,26 @@ def flatten(times: Sequence[Any], values: Sequence[Any]) -> Rows:
     return Rows(np.concatenate(columns), np.concatenate(tables), offsets_of(lengths))
 
 
-def as_float_array(name: str, array: Any, dtype: Any) -> np.ndarray:
-    """Return the array as floats, and say which argument holds something else."""
+def check_shape(name: str, array: np.ndarray, *shapes: tuple[int | str, ...]) -> None:
+    """Refuse an array that has none of the shapes; a letter stands for any length."""
+    for shape in shapes:
+        fixed = {axis: size for axis, size in enumerate(shape) if not isinstance(size, str)}
+        if len(shape) == array.ndim and all(array.shape[k] == size for k, size in fixed.items()):
+            return
+    allowed = " or ".join(f"[{', '.join(map(str, shape))}]" for shape in shapes)
+    raise ValueError(f"{name} must be {allowed}; got {list(array.shape)}")
+
+
+def as_float_array(name: str, array: Any, dtype: Any, *shapes: tuple[int | str, ...]) -> np.ndarray:
+    """Return the array as floats, of one of the shapes if any are given."""
     source = np.asarray(array)
     if source.dtype.kind not in "fiub":
         raise TypeError(
             f"{name} must be numbers; got {source.dtype}. Encode categories as numbers first, and "
             "read dates with osciformer.data.from_frame"
         )
+    if shapes:
+        check_shape(name, source, *shapes)
     with np.errstate(over="ignore"):  # what does not fit becomes inf, which is refused by name
         return np.ascontiguousarray(source, dtype=dtype)
 
@@ -118,9 +127,8 @@ def as_plain_array(name: str, array: Any) -> np.ndarray:
     if array.dtype.kind == "O":
         kinds = sorted({type(item).__name__ for item in array.ravel()})
         if kinds != ["str"]:
-            raise TypeError(
-                f"{name} must be all numbers or all text; got a mixture of {', '.join(kinds)}"
-            )
+            mixture = ", ".join(kinds)
+            raise TypeError(f"{name} must be all numbers or all text; got a mixture of {mixture}")
         array = array.astype(np.str_)
     if array.dtype.kind not in "biufUM":
         raise TypeError(f"{name} must be numbers or text; got {array.dtype}")
@@ -132,10 +140,8 @@ def check_offsets(offsets: Int[np.ndarray, "n+1"], num_rows: int) -> None:
     if offsets.ndim != 1 or len(offsets) == 0:
         raise ValueError(f"offsets must be [n + 1]; got the shape {list(offsets.shape)}")
     if offsets[0] != 0 or offsets[-1] != num_rows or (np.diff(offsets) < 0).any():
-        raise ValueError(
-            f"offsets must rise from 0 to the number of rows, {num_rows}; "
-            f"they go from {offsets[0]} to {offsets[-1]}"
-        )
+        found = f"they go from {offsets[0]} to {offsets[-1]}"
+        raise ValueError(f"offsets must rise from 0 to the number of rows, {num_rows}; {found}")
 
 
 def check_times(
@@ -146,12 +152,9 @@ def check_times(
     if wrong.any():
         row = int(np.argmax(wrong))
         series, step = locate(offsets, row)
-        raise ValueError(
-            f"times must be finite; series {ids[series]!s} has t[{step}]={times[row]}. "
-            "Drop rows without a time"
-        )
-    falls = np.diff(times) < 0
-    starts = offsets[1:-1]
+        found = f"series {ids[series]!s} has t[{step}]={times[row]}"
+        raise ValueError(f"times must be finite; {found}. Drop rows without a time")
+    falls, starts = np.diff(times) < 0, offsets[1:-1]
     falls[starts[(starts > 0) & (starts < len(times))] - 1] = False
     if falls.any():
         row = int(np.argmax(falls)) + 1
@@ -196,9 +199,7 @@ def check_names(name: str, names: Sequence[str] | None, count: int, prefix: str)
 
 def check_static(static: Any, num_series: int) -> Float[np.ndarray, "n S"]:
     """Return static features as float32 [n, S]."""
-    static = as_float_array("static", static, np.float32)
-    if static.ndim != 2 or len(static) != num_series:
-        raise ValueError(f"static must be [{num_series}, S]; got {list(static.shape)}")
+    static = as_float_array("static", static, np.float32, (num_series, "S"))
     if np.isinf(static).any():
         series = int(np.isinf(static).any(axis=1).argmax())
         raise ValueError(f"static must be finite or NaN; series number {series} has an infinity")
@@ -208,11 +209,7 @@ def check_static(static: Any, num_series: int) -> Float[np.ndarray, "n S"]:
 def check_labels(labels: Any, num_series: int) -> np.ndarray:
     """Return labels as an array [n], or real targets as [n, K], without missing ones."""
     labels = as_plain_array("labels", labels)
-    if labels.ndim not in (1, 2) or len(labels) != num_series:
-        raise ValueError(
-            f"labels must be [{num_series}] or, for several real targets, [{num_series}, K]; "
-            f"got {list(labels.shape)}"
-        )
+    check_shape("labels", labels, (num_series,), (num_series, "K"))
     if labels.ndim == 2 and labels.dtype.kind not in "fiub":
         raise TypeError(f"labels [n, K] must be real targets; got {labels.dtype}")
     if labels.dtype.kind == "f":
@@ -226,10 +223,7 @@ def check_labels(labels: Any, num_series: int) -> np.ndarray:
 
 
 def merge_equal_times(rows: Rows, ids: np.ndarray, *, duplicates: Duplicates) -> Rows:
-    """Return rows whose times differ within each series, unless duplicates are kept.
-
-    `mean` and `last` merge the values that are present at one time, feature by feature.
-    """
+    """Return rows whose times differ within each series, merged by feature, unless kept."""
     check_choice("duplicates", duplicates, get_args(Duplicates))
     times, values, offsets = rows
     if duplicates == "keep" or len(times) == 0:
@@ -280,16 +274,14 @@ def pivot_variables(
 ) -> Rows:
     """Return a row per series and time, with a column per variable and NaN where there is no entry.
 
-    Entries are sorted by series (`owner`) and time, and none is NaN. With `duplicates="keep"`,
-    several entries of one cell give several rows at that time.
+    Entries are sorted by series (`owner`) and time, and none is NaN; `keep` may repeat rows.
     """
     width = len(feature_names)
     if len(owner) == 0:
         empty = np.empty((0, width), dtype=np.float32)
         return Rows(np.empty(0), empty, np.zeros(len(ids) + 1, dtype=np.int64))
     begins = np.concatenate(([True], (np.diff(owner) != 0) | (np.diff(times) != 0)))
-    row = np.cumsum(begins) - 1
-    first = np.flatnonzero(begins)
+    row, first = np.cumsum(begins) - 1, np.flatnonzero(begins)
     table = np.full((len(first), width), np.nan, dtype=np.float32)
     table[row, feature] = value  # of several values the last one stays
     row_owner, row_times = owner[first], times[first]
@@ -321,5 +313,4 @@ def pivot_variables(
             table = np.full((int(copies.sum()), width), np.nan, dtype=np.float32)
             table[row, feature] = value
             row_owner, row_times = np.repeat(row_owner, copies), np.repeat(row_times, copies)
-    offsets = offsets_of(np.bincount(row_owner, minlength=len(ids)))
-    return Rows(row_times, table, offsets)
+    return Rows(row_times, table, offsets_of(np.bincount(row_owner, minlength=len(ids))))

@@ -1,15 +1,10 @@
 """Public data sets by name: what is known, where the files lie, and how they are verified.
 
 A data set is looked for in the folder that `OSCIFORMER_DATA` names, which is never written to, then
-in the cache (`OSCIFORMER_CACHE`, or the cache folder of the platform), and is then downloaded.
-`OSCIFORMER_DATA` holds compact copies (`uea/BasicMotions.npz`), or the public files under the name
-of the data set (`physionet2012/set-a.tar.gz`), as `describe_dataset` lists them. The cache has the
-public files in `datasets/<name>/`, and beside them
-
-- `hashes.json`: the SHA-256 of every file. If the registry knows no hash, the first download is
-  trusted, an `UnverifiedDownloadWarning` says so once, and later uses are checked against this;
-- `.lock`: held while a file is downloaded, so that a second process waits for it;
-- `.<file>.part` and `.<file>.part.json`: a download that was interrupted and can be continued.
+in the cache, and is then downloaded. `OSCIFORMER_DATA` holds compact copies
+(`uea/BasicMotions.npz`), or the public files (`physionet2012/set-a.tar.gz`). The cache has public
+files in `datasets/<name>/`, their SHA-256 in `hashes.json`, a `.lock` that is held while a file is
+downloaded, and `.<file>.part` with `.<file>.part.json` for an interrupted download.
 """
 
 from __future__ import annotations
@@ -57,12 +52,7 @@ for _dataset in read_catalog(
 
 
 def list_datasets(task: Task | None = None) -> tuple[str, ...]:
-    """Return the names of the registered data sets, or of those for a task, ignoring case.
-
-    Example:
-        >>> list_datasets("classification")[:3]
-        ('ArticularyWordRecognition', 'AtrialFibrillation', 'BasicMotions')
-    """
+    """Return the names of the registered data sets, or of those for a task, sorted."""
     names = (name for name, info in _REGISTRY.items() if task in (None, info.task))
     return tuple(sorted(names, key=str.casefold))
 
@@ -86,12 +76,7 @@ def dataset_info(name: str) -> DatasetInfo:
 
 
 def describe_dataset(name: str) -> str:
-    """Return a page of text about a data set: content, splits, licence, citation, files.
-
-    Example:
-        >>> print(describe_dataset("BasicMotions").splitlines()[0])
-        BasicMotions (classification)
-    """
+    """Return a page of text about a data set: content, splits, licence, citation, files."""
     info = dataset_info(name)
     lines = [f"{info.name} ({info.task})", info.description, ""]
     facts = {
@@ -159,9 +144,7 @@ def fetch_dataset(
     info = dataset_info(name)
     _check_choice(info, "split", split, (None, *info.splits))
     _check_choice(info, "fold", fold, (None, *info.folds))
-    options: dict[str, Any] = {"may_download": download, "is_verified": verify}
-    _, files = find_files(info, split=split, fold=fold, progress=progress, **options)
-    return tuple(files.values())
+    return tuple(find_files(info, split, fold, download, verify, progress)[1].values())
 
 
 def get_dataset(
@@ -184,14 +167,12 @@ def get_dataset(
         progress: Whether to draw a bar (None: on a terminal), or a callback `(file, done, total)`.
 
     Raises:
-        DatasetError: If there is no such data set, split or fold, or a file is missing, is not the
-            expected one, or cannot be downloaded; the next call continues the download.
+        DatasetError: If there is no such part, or a file is missing, wrong or not to be downloaded.
     """
     info = dataset_info(name)
     _check_choice(info, "split", split, info.splits)
     _check_choice(info, "fold", fold, info.folds or (None,))
-    options: dict[str, Any] = {"may_download": download, "is_verified": verify}
-    source, files = find_files(info, split=split, fold=fold, progress=progress, **options)
+    source, files = find_files(info, split, fold, download, verify, progress)
     return source.load(Request(split=split, fold=fold, files=files))
 
 
@@ -204,20 +185,18 @@ def _check_choice(info: DatasetInfo, what: str, value: Any, allowed: tuple[Any, 
 
 def find_files(
     info: DatasetInfo,
-    *,
     split: str | None,
     fold: int | None,
-    may_download: bool,
-    is_verified: bool,
+    download: bool,
+    verify: bool,
     progress: bool | ProgressCallback | None,
 ) -> tuple[Source, dict[str, Path]]:
     """Return the source that serves the request, and its files by `DataFile.path`."""
     given = os.environ.get(DATA_VARIABLE, "").strip()
     folder = Path(given).expanduser() if given else None
     if folder is not None and not folder.is_dir():
-        raise DatasetError(
-            f"{DATA_VARIABLE} is {given!r}, which is not a folder; correct the variable or unset it"
-        )
+        wrong = f"{DATA_VARIABLE} is {given!r}, which is not a folder"
+        raise DatasetError(f"{wrong}; correct the variable or unset it")
     bases = () if folder is None else ((info.local, folder), (info.public, folder / info.name))
     for source, base in bases:
         if source is None or not source.holds(split) or (split is None and source.splits):
@@ -225,27 +204,28 @@ def find_files(
         files = {file: base / file.path for file in source.needed(split, fold)}
         if files and all(path.is_file() for path in files.values()):
             for file, path in files.items():
-                if is_verified and file.sha256 not in (None, file_sha256(path)):
-                    raise ChecksumError(
-                        f"{path} is not the expected file: SHA-256 expected {file.sha256}, got "
-                        f"{file_sha256(path)}; replace it, pass verify=False to read it anyway, or "
-                        f"unset {DATA_VARIABLE}"
-                    )
+                if verify and file.sha256 not in (None, file_sha256(path)):
+                    advice = "replace it, pass verify=False to read it anyway, or unset"
+                    raise _wrong_file(path, file.sha256, f"{advice} {DATA_VARIABLE}")
             return source, {file.path: path for file, path in files.items()}
     if info.public is not None and info.public.holds(split):
         callback = downloads.choose_progress(progress)
         return info.public, {
-            file.path: _obtain(info.name, file, may_download, callback)
+            file.path: _obtain(info.name, file, download, callback)
             for file in info.public.needed(split, fold)
         }
     part = f"split {split!r} of data set {info.name!r}" if split else f"data set {info.name!r}"
     if info.local is None or not info.local.holds(split):
-        raise MissingFileError(
-            f"{part} has neither a public address nor a form to keep in {DATA_VARIABLE}"
-        )
+        neither = f"neither a public address nor a form to keep in {DATA_VARIABLE}"
+        raise MissingFileError(f"{part} has {neither}")
     names = ", ".join(file.path for file in info.local.needed(split, None))
     where = f"{DATA_VARIABLE} ({folder})" if folder else f"a folder that {DATA_VARIABLE} names"
     raise MissingFileError(f"{part} has no public address; put {names} into {where}")
+
+
+def _wrong_file(path: Path, expected: str | None, advice: str) -> ChecksumError:
+    hashes = f"SHA-256 expected {expected}, got {file_sha256(path)}"
+    return ChecksumError(f"{path} is not the expected file: {hashes}; {advice}")
 
 
 def _obtain(
@@ -259,21 +239,16 @@ def _obtain(
     if target.is_file() and file_sha256(target) == _expected_sha256(folder, file):
         return target
     if not target.is_file() and not may_download:
-        raise MissingFileError(
-            f"{file.path} of data set {name!r} is not on this machine"
-            + (", and download=False" if file.addresses else ", and no public address is known")
-            + f". {advice}"
-        )
+        missing = f"{file.path} of data set {name!r} is not on this machine"
+        cause = "download=False" if file.addresses else "no public address is known"
+        raise MissingFileError(f"{missing}, and {cause}. {advice}")
     with _exclusive(folder):
         # Another process may have brought the file while this one waited.
         expected, address = _expected_sha256(folder, file), f"file found at {target}"
         if target.is_file() and file_sha256(target) == expected:
             return target
         if target.is_file() and expected is not None and not may_download:
-            raise ChecksumError(
-                f"{target} is not the expected file: SHA-256 expected {expected}, got "
-                f"{file_sha256(target)}; delete it and get it again. {advice}"
-            )
+            raise _wrong_file(target, expected, f"delete it and get it again. {advice}")
         if not target.is_file() or expected is not None:
             target.parent.mkdir(parents=True, exist_ok=True)
             recorded = (
@@ -310,15 +285,11 @@ def _exclusive(folder: Path, *, timeout: float = 3600.0) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         held = lock.acquire()
     except filelock.Timeout as error:
-        raise DatasetError(
-            f"another process has held {lock.lock_file} for {timeout:.0f} s; "
-            "end it, or wait for its download, and try again"
-        ) from error
+        cause = f"another process has held {lock.lock_file} for {timeout:.0f} s"
+        raise DatasetError(f"{cause}; end it, or wait for its download, and try again") from error
     except (OSError, NotImplementedError) as error:
-        raise DatasetError(
-            f"the cache folder {folder} cannot be written to or locked ({error}); "
-            f"set {CACHE_VARIABLE} to another folder"
-        ) from error
+        cause = f"the cache folder {folder} cannot be written to or locked ({error})"
+        raise DatasetError(f"{cause}; set {CACHE_VARIABLE} to another folder") from error
     with held:
         yield
 
@@ -337,6 +308,5 @@ def _read_hashes(folder: Path) -> dict[str, dict[str, Any]]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, AttributeError, TypeError) as error:
-        raise DatasetError(
-            f"{path} is not a record of hashes ({error}); delete it and try again"
-        ) from error
+        wrong = f"{path} is not a record of hashes ({error})"
+        raise DatasetError(f"{wrong}; delete it and try again") from error

@@ -29,20 +29,11 @@ EXACT_INTEGER = 2**53
 
 @dataclass(frozen=True)
 class TimeAxis:
-    """The meaning of the float64 times of an `IrregularSeries`.
-
-    Example:
-        >>> axis = TimeAxis("datetime", unit="h", resolution="s", origin="series")
-        >>> noon = np.array([np.datetime64("2024-05-01T12:00", "s").astype(int)])
-        >>> axis.decode(np.array([1.5]), noon)
-        array(['2024-05-01T13:30:00'], dtype='datetime64[s]')
-    """
+    """The meaning of the float64 times of an `IrregularSeries`."""
 
     kind: TimeKind = "number"  #: What the times were.
     unit: str | None = None  #: Unit of the times: ns, us, ms, s, min, h or d; None for numbers.
-    resolution: str | None = (
-        None  #: Unit of the stored dates (ns, us, ms, s), which decoding keeps.
-    )
+    resolution: str | None = None  #: Unit of decoded dates and durations: ns, us, ms or s.
     timezone: str | None = None  #: Time zone of the dates, such as `Europe/Vienna`.
     #: `series`, each series begins at 0, and the container keeps where that was; or `absolute`,
     #: numbers stay as they were, and dates count from 1970-01-01 UTC.
@@ -55,11 +46,8 @@ class TimeAxis:
             ("unit", (None,) if self.kind == "number" else tuple(NANOSECONDS)),
             ("resolution", (None,) if self.kind == "number" else ("ns", "us", "ms", "s")),
         ):
-            if getattr(self, name) not in allowed:
-                raise ValueError(
-                    f"{name} of a time axis of kind {self.kind!r} must be one of "
-                    f"{', '.join(map(repr, allowed))}; got {getattr(self, name)!r}"
-                )
+            what = f"{name} of a time axis of kind {self.kind!r}"
+            check_choice(what, getattr(self, name), allowed)
 
     @property
     def ticks_per_unit(self) -> float:
@@ -73,23 +61,16 @@ class TimeAxis:
         wanted = {"number": "iuf", "datetime": "M", "duration": "m"}[self.kind]
         if moments.dtype.kind not in wanted:
             hint = ". Pass numpy.datetime64 in UTC, such as index.tz_convert(None).to_numpy()"
-            raise TypeError(
-                f"these series have times of kind {self.kind!r}; got {moments.dtype}"
-                + (hint if self.kind == "datetime" else "")
-            )
-        if self.kind == "number":
-            return moments
-        return moments.astype(self._dtype).astype(np.int64)
+            got = f"{moments.dtype}{hint if self.kind == 'datetime' else ''}"
+            raise TypeError(f"these series have times of kind {self.kind!r}; got {got}")
+        return moments if self.kind == "number" else moments.astype(self._dtype).astype(np.int64)
 
     @property
     def _dtype(self) -> str:
         return f"{'datetime' if self.kind == 'datetime' else 'timedelta'}64[{self.resolution}]"
 
     def encode(self, ticks: np.ndarray, origins: np.ndarray | None) -> Float[np.ndarray, "T"]:
-        """Return times [T] in `unit` from ticks [T] and, for `origin="series"`, their origins [T].
-
-        Ticks are numbers, or dates and durations as integers of `resolution`.
-        """
+        """Return times [T] in `unit` from ticks [T] and, for `origin="series"`, their origins."""
         # Integers are subtracted as integers: that is exact even for nanoseconds since 1970.
         since = ticks if origins is None else ticks - origins
         if self.kind == "number" and np.issubdtype(since.dtype, np.integer):
@@ -105,16 +86,11 @@ class TimeAxis:
         return since.astype(np.float64) / self.ticks_per_unit
 
     def decode(self, times: Float[np.ndarray, "T"], origins: np.ndarray | None) -> np.ndarray:
-        """Return the numbers, `datetime64` (UTC if there is a time zone) or `timedelta64` of times.
-
-        `origins` [T] are those of the times, in ticks; None for `origin="absolute"`.
-        """
+        """Return numbers, `datetime64` (UTC if zoned) or `timedelta64`; `origins` are ticks."""
         if self.kind == "number":
             return np.asarray(times if origins is None else times + origins, dtype=np.float64)
         ticks = np.rint(np.asarray(times) * self.ticks_per_unit).astype(np.int64)
-        if origins is not None:
-            ticks = ticks + origins
-        return ticks.astype(self._dtype)
+        return (ticks if origins is None else ticks + origins).astype(self._dtype)
 
     def to_dict(self) -> dict[str, str | None]:
         """Return plain values, for JSON."""
@@ -146,9 +122,8 @@ class IrregularSeries:
     `len()` counts series, and indexing takes what scikit-learn's splitters give: a slice, a mask or
     an integer array returns an `IrregularSeries`, a single integer a `SingleSeries`.
 
-    This constructor refuses times that are not finite or that decrease within a series, and
-    infinite values. `from_arrays`, `from_padded` and `from_frame` take other forms, and have
-    options for equal times and empty series.
+    Times that are not finite or that decrease within a series, and infinite values, are errors.
+    `from_arrays`, `from_padded` and `from_frame` have options for equal times and empty series.
 
     Args:
         times: Times of all rows, in one unit, not decreasing within a series.
@@ -182,35 +157,23 @@ class IrregularSeries:
         time_axis: TimeAxis | None = None,
         origins: Any = None,
     ) -> None:
-        self.times = as_float_array("times", times, np.float64)
-        self.values = as_float_array("values", values, np.float32)
+        self.times = as_float_array("times", times, np.float64, ("T",))
+        self.values = as_float_array("values", values, np.float32, (len(self.times), "F"))
         self.offsets = np.ascontiguousarray(offsets, dtype=np.int64)
-        if self.times.ndim != 1:
-            raise ValueError(f"times must be [T]; got the shape {list(self.times.shape)}")
-        if self.values.ndim != 2 or len(self.values) != len(self.times):
-            raise ValueError(
-                f"values must be [{len(self.times)}, F], one row per time; "
-                f"got {list(self.values.shape)}"
-            )
         ragged.check_offsets(self.offsets, len(self.times))
         count = len(self.offsets) - 1
         self.ids = np.arange(count) if ids is None else ragged.as_plain_array("ids", ids)
-        if self.ids.shape != (count,):
-            raise ValueError(f"ids must be [{count}]; got {list(self.ids.shape)}")
+        ragged.check_shape("ids", self.ids, (count,))
         self.static = None if static is None else ragged.check_static(static, count)
         self.labels = None if labels is None else ragged.check_labels(labels, count)
-        num_static = 0 if self.static is None else self.static.shape[1]
-        self.feature_names = ragged.check_names(
-            "feature_names", feature_names, self.values.shape[1], "feature"
-        )
+        width, num_static = self.num_features, 0 if self.static is None else self.static.shape[1]
+        self.feature_names = ragged.check_names("feature_names", feature_names, width, "feature")
         self.static_names = ragged.check_names("static_names", static_names, num_static, "static")
         self.time_axis = TimeAxis() if time_axis is None else time_axis
         self.origins = None if origins is None else np.asarray(origins)
         wanted = (count,) if self.time_axis.origin == "series" else None
         if (None if self.origins is None else self.origins.shape) != wanted:
-            raise ValueError(
-                f"origins must be [{count}] for time_axis.origin='series', and None otherwise"
-            )
+            raise ValueError(f"origins must be [{count}] if time_axis.origin='series', else None")
         ragged.check_times(self.times, self.offsets, self.ids)
         ragged.check_values(self.values, self.offsets, self.ids, self.feature_names)
 
@@ -231,8 +194,7 @@ class IrregularSeries:
             times: One array [N] per series; N may differ.
             values: One array [N, F] per series, or [N] if there is one feature; NaN is missing.
             sort: Sort each series by time; otherwise unsorted times are an error.
-            duplicates: For equal times within a series: `error`, `mean` or `last` of the values,
-                feature by feature, or `keep` all rows.
+            duplicates: For equal times: `error`, `keep`, or `mean` or `last` of each feature.
             empty: For series without any value: `error`, `drop` or `keep`.
             **others: `ids`, `static`, `labels` and the other arguments of the class.
 
@@ -266,22 +228,12 @@ class IrregularSeries:
             lengths: Rows of each series [n]; by default, rows of NaN at the end are padding.
             empty: For series without any value: `error`, `drop` or `keep`.
             **others: Arguments of the class.
-
-        Example:
-            >>> padded = np.array([[[1.0], [2.0]], [[3.0], [np.nan]]])
-            >>> IrregularSeries.from_padded(padded).lengths
-            array([2, 1])
         """
-        values = as_float_array("values", values, np.float32)
-        if values.ndim != 3:
-            raise ValueError(f"values must be [n, N, F]; got {list(values.shape)}")
+        values = as_float_array("values", values, np.float32, ("n", "N", "F"))
         count, width = values.shape[:2]
-        times = np.arange(width) if times is None else as_float_array("times", times, float)
-        if times.shape not in ((width,), (count, width)):
-            raise ValueError(
-                f"times must be [{width}] or [{count}, {width}]; got {list(times.shape)}"
-            )
         steps = np.arange(width)
+        times = steps if times is None else times
+        times = as_float_array("times", times, float, (width,), (count, width))
         if lengths is None:
             observed = ~np.isnan(values).all(axis=2)
             lengths = np.where(observed, steps + 1, 0).max(axis=1, initial=0)
@@ -315,8 +267,7 @@ class IrregularSeries:
     @property
     def spans(self) -> Float[np.ndarray, "n"]:
         """Time from the first to the last row of each series; 0 for a series without rows."""
-        spans = np.zeros(len(self))
-        some = self.lengths > 0
+        spans, some = np.zeros(len(self)), self.lengths > 0
         spans[some] = self.times[self.offsets[1:][some] - 1] - self.times[self.offsets[:-1][some]]
         return spans
 
@@ -358,13 +309,9 @@ class IrregularSeries:
             raise IndexError(f"index {position} is out of range for {len(self)} series")
         position %= len(self)
         rows = slice(self.offsets[position], self.offsets[position + 1])
-        return SingleSeries(
-            id=self.ids[position],
-            times=self.times[rows],
-            values=self.values[rows],
-            static=None if self.static is None else self.static[position],
-            label=None if self.labels is None else self.labels[position],
-        )
+        static = None if self.static is None else self.static[position]
+        label = None if self.labels is None else self.labels[position]
+        return SingleSeries(self.ids[position], self.times[rows], self.values[rows], static, label)
 
     def _build(self, times: Any, values: Any, offsets: Any, picked: Any) -> IrregularSeries:
         """Return a container of these rows, which need no check, and of picked per-series data."""
@@ -378,13 +325,7 @@ class IrregularSeries:
         return result
 
     def replace(self, **changes: Any) -> IrregularSeries:
-        """Return a container with some of the constructor's arguments changed.
-
-        Example:
-            >>> series = IrregularSeries.from_arrays([[0.0]], [[1.0]])
-            >>> series.replace(labels=["sick"]).labels
-            array(['sick'], dtype='<U4')
-        """
+        """Return a container with some of the constructor's arguments changed."""
         if "static" in changes and "static_names" not in changes:
             changes["static_names"] = None
         return IrregularSeries(**{**vars(self), **changes})
@@ -411,10 +352,6 @@ class IrregularSeries:
         """Return times of any shape, or all times [T], as numbers, dates (UTC) or durations.
 
         `positions` are the series of the times, broadcast against them.
-
-        Example:
-            >>> IrregularSeries.from_arrays([[0.0, 2.0]], [[1.0, 1.0]]).decode_times()
-            array([0., 2.])
         """
         if times is None:
             times, positions = self.times, series_of_rows(self.offsets)
@@ -425,10 +362,6 @@ class IrregularSeries:
         """Return numbers, `datetime64` (UTC) or `timedelta64` of any shape as times in `unit`.
 
         `positions` are the series of the moments, broadcast against them.
-
-        Example:
-            >>> IrregularSeries.from_arrays([[0.0, 2.0]], [[1.0, 1.0]]).encode_times([3])
-            array([3.])
         """
         ticks = self.time_axis.ticks_of(np.asarray(moments))
         return self.time_axis.encode(ticks, self._origin_of(positions))
@@ -482,10 +415,8 @@ def concatenate(parts: Sequence[IrregularSeries]) -> IrregularSeries:
     for number, part in enumerate(parts):
         for name in ("feature_names", "static_names", "time_axis"):
             if getattr(part, name) != getattr(first, name):
-                raise ValueError(
-                    f"all parts must have the same {name}; part 0 has {getattr(first, name)}, "
-                    f"part {number} has {getattr(part, name)}"
-                )
+                have = f"part 0 has {getattr(first, name)}, part {number} has {getattr(part, name)}"
+                raise ValueError(f"all parts must have the same {name}; {have}")
         for name in ("labels", "static"):
             if (getattr(part, name) is None) != (getattr(first, name) is None):
                 raise ValueError(f"part 0 and part {number} must both have {name}, or neither")
@@ -516,17 +447,15 @@ def to_frame(
 ) -> Any:
     """Return a table with a row per observation, as `from_frame` reads it.
 
-    Static features and labels are repeated in each row of their series, and times are as they
-    came. Series without rows cannot be seen in such a table. `library` is `pandas`, `polars` or
-    `pyarrow`; `id`, `time` and `label` name columns, and several targets are `label_0`, `label_1`.
+    `library` is `pandas`, `polars` or `pyarrow`. Static features and labels are repeated in each
+    row; several targets are `label_0`, `label_1`. Series without rows are not in the table.
     """
     check_choice("library", library, ("pandas", "polars", "pyarrow"))
     pa = need("pyarrow", extra="data")
-    owner, axis, times = series_of_rows(series.offsets), series.time_axis, series.decode_times()
-    moments = pa.array(times)
+    owner, axis = series_of_rows(series.offsets), series.time_axis
+    moments = pa.array(series.decode_times())
     if axis.kind == "datetime":
-        zoned = pa.timestamp(axis.resolution, axis.timezone)
-        moments = pa.array(times.astype(np.int64)).cast(zoned)
+        moments = moments.cast(pa.int64()).cast(pa.timestamp(axis.resolution, axis.timezone))
     table: dict[str, Any] = {id: pa.array(series.ids[owner]), time: moments}
     parts = [(series.feature_names, series.values)]
     if series.static is not None:
@@ -540,8 +469,7 @@ def to_frame(
             if name in table:
                 raise ValueError(f"column {name!r} would occur twice; choose other names")
             table[name] = pa.array(np.ascontiguousarray(block[:, position]), from_pandas=True)
-    result = pa.table(table)
+    result, package = pa.table(table), need(library, extra="data")
     if library == "pandas":
-        need("pandas", extra="data")
         return result.to_pandas()
-    return need("polars", extra="data").from_arrow(result) if library == "polars" else result
+    return package.from_arrow(result) if library == "polars" else result

@@ -1,7 +1,4 @@
-"""Tables of pandas, polars and pyarrow to series.
-
-`Layout` says which column means what. A table is checked against it once, in `from_frame`.
-"""
+"""Tables of pandas, polars and pyarrow to series; `Layout` says which column means what."""
 
 from __future__ import annotations
 
@@ -15,15 +12,16 @@ from osciformer._advice import Mention, advise
 from osciformer._optional import need
 from osciformer._text import check_choice, did_you_mean, name_some
 from osciformer._types import Float, Int
-from osciformer.data.ragged import (
-    Duplicates,
-    Rows,
-    merge_equal_times,
-    offsets_of,
-    pivot_variables,
-    series_of_rows,
+from osciformer.data import ragged
+from osciformer.data.ragged import Duplicates, Rows, offsets_of, series_of_rows
+from osciformer.data.series import (
+    NANOSECONDS,
+    Empty,
+    IrregularSeries,
+    TimeAxis,
+    TimeKind,
+    TimeOrigin,
 )
-from osciformer.data.series import NANOSECONDS, Empty, IrregularSeries, TimeAxis, TimeKind
 
 # The code of each row's entry [T], and the distinct entries.
 Codes = tuple[Int[np.ndarray, "T"], np.ndarray]
@@ -35,14 +33,10 @@ class Layout:
 
     Wide: a row has an id, a time and one column per feature. Narrow: a row has an id, a time, the
     name of a variable and its value; give `variable` and `value`. Rows may come in any order.
-
-    Example:
-        >>> Layout(id="patient", time="hour", label="died").columns
-        ('patient', 'hour', 'died')
     """
 
     id: str  #: Column that says which series a row belongs to.
-    time: str  #: Column of times: numbers, dates (with or without time zone) or durations.
+    time: str  #: Column of times, as numbers, dates (with or without time zone) or durations.
     #: Feature columns, or variables in the narrow layout; all others if not given.
     values: Sequence[str] | None = None
     variable: str | None = None  #: Column with the name of the variable, in the narrow layout.
@@ -90,9 +84,8 @@ class Layout:
             seen: dict[str, str] = {}
             for role, name in group:
                 if name in seen:
-                    raise ValueError(
-                        f"column {name!r} is both {seen[name]} and {role}; it can be one of them"
-                    )
+                    both = f"{seen[name]} and {role}"
+                    raise ValueError(f"column {name!r} is both {both}; it can be one of them")
                 seen[name] = role
 
     @property
@@ -136,8 +129,7 @@ def from_frame(frame: Any, layout: Layout | None = None, **settings: Any) -> Irr
     """Return the series of a table with a row per observation, in the order of their first rows.
 
     Args:
-        frame: A pandas, polars or pyarrow table, another one with the Arrow PyCapsule interface,
-            or a dict of columns.
+        frame: A table of pandas, polars or another Arrow PyCapsule library, or a dict of columns.
         layout: Which column means what; or give the arguments of `Layout` by name.
         **settings: Arguments of `Layout`; they win over `layout`.
 
@@ -181,22 +173,13 @@ def join_frame(
         id: Column of ids.
         label: Label column, or several columns of real targets; None keeps the labels.
         static: Columns of static features; None keeps the static features.
-
-    Example:
-        >>> series = IrregularSeries.from_arrays([[0.0], [1.0]], [[1.0], [2.0]], ids=["a", "b"])
-        >>> outcomes = {"who": ["b", "a", "c"], "died": [1, 0, 0]}
-        >>> join_frame(series, outcomes, id="who", label="died").labels
-        array([0, 1])
     """
-    layout = Layout(id=id, time="", label=label, static=static or ())
-    table = as_table(frame)
+    layout, table = Layout(id=id, time="", label=label, static=static or ()), as_table(frame)
     check_columns(table.column_names, (id, *layout.labels, *layout.static))
     rows = sorted_rows(table, layout)
     if (series.ids.dtype.kind == "U") != (rows.ids.dtype.kind == "U"):
-        raise TypeError(
-            f"ids of the series are {series.ids.dtype} and column {id!r} holds {rows.ids.dtype}; "
-            "make them the same"
-        )
+        kinds = f"{series.ids.dtype} and column {id!r} holds {rows.ids.dtype}"
+        raise TypeError(f"ids of the series are {kinds}; make them the same")
     position = {entry: number for number, entry in enumerate(rows.ids.tolist())}
     missing = [entry for entry in series.ids.tolist() if entry not in position]
     if missing:
@@ -212,22 +195,17 @@ def join_frame(
 
 
 class _Variables(NamedTuple):
-    """The narrow layout: which variable each sorted row holds [T], and its value [T]."""
-
     names: tuple[str, ...]
-    codes: Int[np.ndarray, "T"]
+    codes: Int[np.ndarray, "T"]  # which variable each sorted row holds, in the narrow layout
     values: Float[np.ndarray, "T"]
 
 
 @dataclass(frozen=True)
 class SortedRows:
-    """A table by series and time, with ids [n], offsets [n+1] and sorted times [T].
-
-    `order` [T] sorts the rows of the table; None if they are sorted.
-    """
+    """A table by series and time, with ids [n], offsets [n+1] and sorted times [T]."""
 
     table: Any
-    order: Int[np.ndarray, "T"] | None
+    order: Int[np.ndarray, "T"] | None  # sorts the rows of the table; None if they are sorted
     offsets: Int[np.ndarray, "n+1"]
     ids: np.ndarray
     times: Float[np.ndarray, "T"]
@@ -300,12 +278,12 @@ def _read_values(rows: SortedRows, layout: Layout, names: tuple[str, ...]) -> Ro
             if name in rows.table.column_names:
                 values[:, position] = rows.numbers(name, "feature")
         wide = Rows(rows.times, values, rows.offsets)
-        return merge_equal_times(wide, rows.ids, duplicates=layout.duplicates or "error")
+        return ragged.merge_equal_times(wide, rows.ids, duplicates=layout.duplicates or "error")
     column_of = {name: position for position, name in enumerate(names)}
     feature = np.array([column_of.get(name, -1) for name in variables.names])[variables.codes]
     keep = (feature >= 0) & ~np.isnan(variables.values)
     entries = (series_of_rows(rows.offsets), rows.times, feature, variables.values)
-    return pivot_variables(
+    return ragged.pivot_variables(
         *(column[keep] for column in entries),
         ids=rows.ids,
         feature_names=names,
@@ -391,10 +369,8 @@ def as_table(frame: Any) -> Any:
     try:
         return pa.table(frame)
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, ValueError) as error:
-        raise ValueError(
-            f"frame cannot be read as an Arrow table: {error}. A column of one type, and names "
-            "that differ from each other, are needed"
-        ) from error
+        advice = "A column of one type, and names that differ from each other, are needed"
+        raise ValueError(f"frame cannot be read as an Arrow table: {error}. {advice}") from error
 
 
 def check_columns(present: Sequence[str], wanted: Iterable[str], *, what: str = "column") -> None:
@@ -416,9 +392,8 @@ def read_numbers(column: Any, name: str, *, role: str) -> Float[np.ndarray, "T"]
     """Return a column of numbers or booleans as float32, null as NaN; `role` is for messages."""
     pa, pc = need("pyarrow", extra="data"), need("pyarrow.compute", extra="data")
     column, types = _decode(column), pa.types
-    kind = column.type
-    is_numeric = (types.is_integer, types.is_floating, types.is_boolean, types.is_decimal)
-    if not any(is_kind(kind) for is_kind in (*is_numeric, types.is_null)):
+    kind, is_plain = column.type, (types.is_integer, types.is_floating, types.is_null)
+    if not any(is_kind(kind) for is_kind in (*is_plain, types.is_boolean, types.is_decimal)):
         raise advise(
             TypeError,
             f"{role} column {name!r} must hold numbers; it holds {_kind_of(kind)} such as "
@@ -449,10 +424,9 @@ def read_full_codes(column: Any, name: str, what: str, *, first_row: int = 0) ->
     """Return what `read_codes` does, and refuse rows without an entry; `what` is for messages."""
     codes, entries = read_codes(column)
     if (codes < 0).any():
-        raise ValueError(
-            f"column {name!r} has {int((codes < 0).sum())} rows without {what}, the first is row "
-            f"{first_row + int(np.argmin(codes))}; drop those rows"
-        )
+        count, first = int((codes < 0).sum()), first_row + int(np.argmin(codes))
+        rows = f"{count} rows without {what}, the first is row {first}"
+        raise ValueError(f"column {name!r} has {rows}; drop those rows")
     return codes, entries
 
 
@@ -462,17 +436,14 @@ def read_times(column: Any, layout: Layout) -> tuple[np.ndarray, TimeAxis]:
     types, column = pa.types, _decode(column)
     if _kind_of(column.type) == "text":
         column = _parse_text_times(column, layout)
-    if column.null_count:
-        raise ValueError(
-            f"column {layout.time!r} has {column.null_count} rows without a time; drop those rows"
-        )
+    if empty := column.null_count:
+        raise ValueError(f"column {layout.time!r} has {empty} rows without a time; drop those rows")
     if types.is_date(column.type):
         column = pc.cast(column, pa.timestamp("s" if types.is_date32(column.type) else "ms"))
     kind: TimeKind = "duration" if types.is_duration(column.type) else "number"
     kind = "datetime" if types.is_timestamp(column.type) else kind
-    origin = layout.origin
-    if origin == "auto":
-        origin = "series" if kind == "datetime" else "absolute"
+    natural: TimeOrigin = "series" if kind == "datetime" else "absolute"
+    origin = natural if layout.origin == "auto" else layout.origin
     if kind == "number":
         is_numeric = (types.is_integer, types.is_floating, types.is_decimal)
         if not any(is_kind(column.type) for is_kind in is_numeric):
@@ -506,10 +477,8 @@ def _parse_text_times(column: Any, layout: Layout) -> Any:
             return pc.cast(column, pa.timestamp("us", tz="UTC" if zoned else None))
         return pc.strptime(column, format=layout.time_format, unit="us")
     except pa.ArrowInvalid as error:
-        raise ValueError(
-            f"column {layout.time!r} cannot be read with time_format={layout.time_format!r}: "
-            f"{error}"
-        ) from error
+        form = f"time_format={layout.time_format!r}"
+        raise ValueError(f"column {layout.time!r} cannot be read with {form}: {error}") from error
 
 
 def _decode(column: Any) -> Any:

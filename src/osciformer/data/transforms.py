@@ -10,6 +10,7 @@ import torch
 
 from osciformer._text import check_choice
 from osciformer._types import Float, Int, Tensor
+from osciformer.data.ragged import check_shape
 from osciformer.data.series import IrregularSeries
 
 Scaling = Literal["standard", "robust", "asinh", "none"]
@@ -27,11 +28,6 @@ class ColumnStatistics:
 
     Means and spreads are exact. Quantiles are exact up to `SAMPLE_SIZE` values of a column; beyond
     that they come from a sample that depends on the row numbers only, not on the chunks.
-
-    Example:
-        >>> table = ColumnStatistics(1)
-        >>> table.update(np.array([[1.0], [np.nan]])).update(np.array([[3.0]])).mean
-        array([2.])
     """
 
     def __init__(self, num_columns: int) -> None:
@@ -46,8 +42,7 @@ class ColumnStatistics:
 
     def update(self, rows: Float[np.ndarray, "T F"]) -> ColumnStatistics:
         """Take more rows into account and return this object."""
-        if rows.ndim != 2 or rows.shape[1] != len(self.count):
-            raise ValueError(f"rows must be [T, {len(self.count)}]; got {list(rows.shape)}")
+        check_shape("rows", rows, ("T", len(self.count)))
         priority = _scramble(np.arange(self.num_rows, self.num_rows + len(rows), dtype=np.uint64))
         self.num_rows += len(rows)
         for column in range(rows.shape[1]):
@@ -91,9 +86,8 @@ class SeriesStatistics:
 
     Example:
         >>> series = IrregularSeries.from_arrays([[0.0, 1.0], [0.5]], [[1.0, 2.0], [3.0]])
-        >>> found = SeriesStatistics.of(series)
-        >>> found.num_rows, found.longest_span, found.features.mean
-        (3, 1.0, array([2.]))
+        >>> SeriesStatistics.of(series).features.mean
+        array([2.])
     """
 
     features: ColumnStatistics  #: Statistics of the feature columns.
@@ -122,11 +116,7 @@ class SeriesStatistics:
 
     def update(self, series: IrregularSeries) -> SeriesStatistics:
         """Take more series into account and return this object."""
-        if series.feature_names != self.feature_names:
-            raise ValueError(
-                f"all chunks must have the features {self.feature_names}; "
-                f"got {series.feature_names}"
-            )
+        _check_features("all chunks", series, self.feature_names)
         self.features.update(series.values)
         if self.static is not None and series.static is not None:
             self.static.update(series.static)
@@ -156,6 +146,11 @@ class SeriesStatistics:
                 row[key] = float(getattr(columns, key)[k]) if count else float("nan")
             rows.append(row)
         return rows
+
+
+def _check_features(what: str, series: IrregularSeries, names: tuple[str, ...]) -> None:
+    if series.feature_names != names:
+        raise ValueError(f"{what} must have the features {names}; got {series.feature_names}")
 
 
 def _scramble(numbers: Int[np.ndarray, "T"]) -> Int[np.ndarray, "T"]:
@@ -229,8 +224,6 @@ def _smallest_scale(center: Float[np.ndarray, "F"]) -> Float[np.ndarray, "F"]:
 
 
 class _Scales(NamedTuple):
-    """What a transform has learned."""
-
     values: ColumnScaler
     static: ColumnScaler | None
     feature_names: tuple[str, ...]
@@ -244,11 +237,8 @@ class SeriesTransform:
 
     Example:
         >>> train = IrregularSeries.from_arrays([[0.0, 4.0], [1.0]], [[1.0, 3.0], [5.0]])
-        >>> transform = SeriesTransform().fit(train)
-        >>> transform.transform(train).values.ravel().round(2)
+        >>> SeriesTransform().fit_transform(train).values.ravel().round(2)
         array([-1.22,  0.  ,  1.22], dtype=float32)
-        >>> transform.time_span
-        4.0
     """
 
     #: `standard` (mean and standard deviation), `robust` (median and quartiles), `asinh` (the
@@ -264,9 +254,8 @@ class SeriesTransform:
     _fitted: _Scales | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        check_choice("values", self.values, get_args(Scaling))
-        check_choice("static", self.static, get_args(Scaling))
-        check_choice("time", self.time, get_args(TimeScaling))
+        for name, allowed in (("values", Scaling), ("static", Scaling), ("time", TimeScaling)):
+            check_choice(name, getattr(self, name), get_args(allowed))
         if self.clip is not None and not 0 < self.clip < float("inf"):
             raise ValueError(f"clip must be positive and finite, or None; got {self.clip}")
 
@@ -327,11 +316,7 @@ class SeriesTransform:
     def transform(self, series: IrregularSeries) -> IrregularSeries:
         """Return scaled series; features must be those of the training series."""
         scales = self._scales
-        if series.feature_names != scales.feature_names:
-            raise ValueError(
-                f"the series must have the features {scales.feature_names}; "
-                f"got {series.feature_names}"
-            )
+        _check_features("the series", series, scales.feature_names)
         if (series.static is None) != (scales.static is None):
             raise ValueError("static features must be present in training and later, or in neither")
         changes: dict[str, Any] = {"values": scales.values.transform(series.values)}

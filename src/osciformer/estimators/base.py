@@ -29,7 +29,6 @@ from osciformer.config import (
 )
 from osciformer.saving import ModelFile, ModelFileError, load_model, save_model
 from osciformer.train.fitting import (
-    FitResult,
     TrainingInterrupted,
     fit,
     num_processes,
@@ -40,13 +39,11 @@ from osciformer.train.sources import BatchSource
 from osciformer.train.tasks import Task
 
 if TYPE_CHECKING:
-    from sklearn.base import BaseEstimator
-    from sklearn.utils import check_random_state
-    from sklearn.utils.validation import check_is_fitted
+    from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, TransformerMixin
 else:
-    BaseEstimator = need("sklearn.base", extra="train").BaseEstimator
-    check_random_state = need("sklearn.utils", extra="train").check_random_state
-    check_is_fitted = need("sklearn.utils.validation", extra="train").check_is_fitted
+    _sklearn = need("sklearn.base", extra="train")
+    BaseEstimator, TransformerMixin = _sklearn.BaseEstimator, _sklearn.TransformerMixin
+    ClassifierMixin, RegressorMixin = _sklearn.ClassifierMixin, _sklearn.RegressorMixin
 
 #: Estimators by the names that their files have.
 ESTIMATORS: dict[str, type[TrainedEstimator]] = {}
@@ -77,42 +74,30 @@ def training_length(
 ) -> Length:
     """Return the settings with numbers in place of `auto`.
 
-    Batches hold about an eighth of the series, 8 to 64. There are 15 passes, or as many (at most
-    200) as give 600 steps. Training stops after a quarter of them without improvement, at least 5.
-
     Example:
-        >>> training_length(3600)
-        Length(batch_size=64, max_epochs=15, patience=5)
         >>> training_length(40)
         Length(batch_size=8, max_epochs=120, patience=30)
     """
-    given = {"batch_size": batch_size, "max_epochs": max_epochs, "patience": patience}
-    for name, value in given.items():
+
+    def settle(name: str, value: Any, usual: int) -> Any:
         if isinstance(value, str) and value != "auto":
             raise ValueError(f"{name} must be a number or 'auto'; got {value!r}")
-    eighth = max(1, num_series // 8)
-    usual = min(LARGEST_BATCH, max(_SMALLEST_BATCH, 1 << (eighth.bit_length() - 1)))
-    size = usual if isinstance(batch_size, str) else batch_size
+        return usual if isinstance(value, str) else value
+
+    eighth = 1 << (max(1, num_series // 8).bit_length() - 1)
+    size = settle("batch_size", batch_size, min(LARGEST_BATCH, max(_SMALLEST_BATCH, eighth)))
     steps = max(1, -(-num_series // max(1, size)))
     enough = min(_MOST_EPOCHS, max(_FEWEST_EPOCHS, -(-_STEPS // steps)))
-    epochs = enough if isinstance(max_epochs, str) else max_epochs
-    quarter = max(_LEAST_PATIENCE, epochs // 4)
-    return Length(size, epochs, quarter if isinstance(patience, str) else patience)
+    epochs = settle("max_epochs", max_epochs, enough)
+    return Length(size, epochs, settle("patience", patience, max(_LEAST_PATIENCE, epochs // 4)))
 
 
 def split(
     classes: Int[np.ndarray, "n"], fraction: float, generator: np.random.Generator
 ) -> tuple[Int[np.ndarray, "t"], Int[np.ndarray, "v"]]:
-    """Return rising positions of training and of validation series, class by class.
+    """Return increasing positions of training and of validation series, class by class.
 
-    Each class gives `round(fraction * n)` of its n members to validation, but keeps one for
-    training. scikit-learn's splits would draw others, and continued runs must draw the same.
-
-    Example:
-        >>> classes = np.array([0] * 8 + [1] * 4)
-        >>> train, validation = split(classes, 0.25, np.random.default_rng(0))
-        >>> np.bincount(classes[validation])
-        array([2, 1])
+    scikit-learn's splits would draw others, and continued runs must draw the same.
     """
     is_validation = np.zeros(len(classes), dtype=bool)
     for number in np.unique(classes):
@@ -124,11 +109,7 @@ def split(
 
 @dataclass_transform(kw_only_default=True)
 def estimator(cls: _Class) -> _Class:
-    """Make an estimator of a class: a dataclass of keywords that also takes deprecated ones.
-
-    scikit-learn sees the keywords of the dataclass. Settings that were keywords once are moved
-    into `model_options` or `train_options`, with a warning that says so.
-    """
+    """Make a dataclass of keywords; deprecated keywords move to the options, with a warning."""
     dataclass(eq=False, repr=False, kw_only=True)(cls)  # it changes and returns the same class
     init: Any = cls.__init__  # type: ignore[misc]
 
@@ -146,15 +127,13 @@ def estimator(cls: _Class) -> _Class:
 class TrainedEstimator(BaseEstimator):
     """Keywords that all estimators have; the constructor stores them and does nothing else.
 
-    Settings without a keyword of their own are given by name in `model_options` and
-    `train_options`. `settings()` lists all of them with the values that hold;
-    `set_params(train_options__weight_decay=0.1)` sets one.
+    `settings()` lists all settings with the values that hold;
+    `set_params(train_options__weight_decay=0.1)` sets one that has no keyword.
 
     Args:
         learning_rate: Highest learning rate.
         batch_size: Series per step, or `auto`: about an eighth of the series, 8 to 64.
-        max_epochs: Most passes over the training series, or `auto`: 15, or more (up to 200) where
-            these are fewer than 600 steps.
+        max_epochs: Most passes over the training series, or `auto`: 15, or 600 steps (up to 200).
         validation_fraction: Part of the training series that is kept for early stopping, unless
             `fit` is given validation data; 0 for none, and then the last epoch's weights stay.
         accelerator: `auto`, `cpu` or `gpu`.
@@ -164,10 +143,7 @@ class TrainedEstimator(BaseEstimator):
         resume: Go on from the checkpoint in `run_dir`, if there is one.
         verbose: 0 prints nothing, 1 shows a progress bar, 2 prints a line per epoch.
         model_options: Further settings of the model, by name.
-        train_options: Further settings of training, by name: `weight_decay`, `warmup_fraction`,
-            `gradient_clip`, `weight_averaging`, `patience` (epochs without improvement, `auto` or
-            None), `monitor`, `precision`, `devices`, `num_nodes`, `strategy`, `num_workers`, see
-            `TrainConfig`; and those of the task.
+        train_options: Further settings of training, by name, see `TrainConfig`.
 
     Attributes:
         model_: The trained model.
@@ -194,9 +170,6 @@ class TrainedEstimator(BaseEstimator):
 
     def settings(self) -> dict[str, Any]:
         """Return every setting by name with the value that holds: given, or the default.
-
-        Raises:
-            ValueError: If an option has an unknown name; near matches are named.
 
         Example:
             >>> from osciformer.estimators import OsciFormerClassifier
@@ -257,22 +230,17 @@ class TrainedEstimator(BaseEstimator):
             params["random_state"] = None
         content = {
             "estimator": type(self).__name__,
-            "params": {name: plain(value) for name, value in params.items()},
+            "params": plain(params),
             "model": self.model_.config.to_dict(),
-            **self._data_state(),
             "history": self.history_,
             "best_epoch": self.best_epoch_,
-            "task": self._task_state(),
+            **self._state(),
         }
         return save_model(path, content, self.model_.state_dict())
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Return the estimator that `save` wrote; nothing in the file is executed.
-
-        Raises:
-            ModelFileError: If the file is not one of this estimator's, or is damaged.
-        """
+        """Return the estimator that `save` wrote; nothing in the file is executed."""
         saved = load_model(path)
         kind = saved.content.get("estimator")
         if kind != cls.__name__:
@@ -284,82 +252,58 @@ class TrainedEstimator(BaseEstimator):
 
     @classmethod
     def _from_file(cls, path: str | Path, saved: ModelFile) -> Self:
+        content = saved.content
         try:
-            return cls._from_content(saved.content, saved.weights)
+            result = cls(**cls._saved_params(content["params"]))
+            with undisturbed_random_state():
+                model = cls._model_from_dict(content["model"])
+            model.load_state_dict(dict(saved.weights))
+            result._remember(model.eval(), content["history"], content["best_epoch"])
+            result._restore(content)
         except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
-            raise ModelFileError(
-                f"{path} does not describe a usable {cls.__name__}: {error}"
-            ) from error
-
-    @classmethod
-    def _from_content(cls, content: Mapping[str, Any], weights: Mapping[str, Any]) -> Self:
-        result = cls(**cls._saved_params(content["params"]))
-        with undisturbed_random_state():
-            result.model_ = cls._model_from_dict(content["model"])
-        result.model_.load_state_dict(dict(weights))
-        result.model_.eval()
-        result.history_, result.best_epoch_ = content["history"], content["best_epoch"]
-        result.n_iter_ = len(result.history_)
-        result._restore_data(content)
-        result._restore_task(content["task"])
+            problem = f"{path} does not describe a usable {cls.__name__}: {error}"
+            raise ModelFileError(problem) from error
         return result
 
     @classmethod
     def _saved_params(cls, params: Mapping[str, Any]) -> dict[str, Any]:
         """Return the parameters of a file; older ones have a keyword for each setting."""
-        params = without_removed(params)
-        own = {item.name: item.default for item in fields(cls)}  # type: ignore[arg-type]
-        found = {name: value for name, value in params.items() if name in own}
+        params = tuples(without_removed(params))
+        names = {item.name for item in fields(cls)}  # type: ignore[arg-type]
+        found = {name: value for name, value in params.items() if name in names}
         defaults = estimator_defaults(cls.task)
         for name, item in estimator_settings(cls.task).items():
-            if item.group and name in params and tuples(params[name]) != defaults[name]:
+            if item.group and name in params and params[name] != defaults[name]:
                 found[item.group] = {**(found.get(item.group) or {}), name: params[name]}
-        for name in found:  # JSON has lists only
-            if name in OPTIONS and found[name] is not None:
-                found[name] = {key: tuples(value) for key, value in found[name].items()}
-            elif isinstance(own[name], tuple):
-                found[name] = tuples(found[name])
         return found
 
     @classmethod
     def _model_from_dict(cls, config: Mapping[str, Any]) -> nn.Module:
-        """Return the untrained model of a configuration."""
         model: nn.Module = cls.model_class(cls.config_class.from_dict(config))
         return model
 
-    def _data_state(self) -> dict[str, Any]:
-        """Return what was learned about the data, as plain values by name."""
+    def _state(self) -> dict[str, Any]:
+        """Return what was learned about data and `task`, as plain values."""
         raise NotImplementedError
 
-    def _restore_data(self, content: Mapping[str, Any]) -> None:
-        """Set what `_data_state` returned, which is a part of the content."""
-        raise NotImplementedError
-
-    def _task_state(self) -> dict[str, Any]:
-        """Return what was learned about the task, as plain values."""
-        raise NotImplementedError
-
-    def _restore_task(self, state: Mapping[str, Any]) -> None:
-        """Set what `_task_state` returned."""
+    def _restore(self, content: Mapping[str, Any]) -> None:
+        """Set what `_state` returned, which is a part of the content."""
         raise NotImplementedError
 
     def _check_fitted(self) -> None:
-        check_is_fitted(
-            self,
-            "model_",
-            msg="this %(name)s is not fitted; call fit, or load one that was saved",
+        need("sklearn.utils.validation", extra="train").check_is_fitted(
+            self, "model_", msg="this %(name)s is not fitted; call fit, or load one that was saved"
         )
 
     def _start(self) -> int:
         """Refuse bad settings, and return the seed; called once, at the start of `fit`."""
-        settings = self.settings()
-        EstimatorConfig.from_dict(_of(EstimatorConfig, settings))
+        EstimatorConfig.from_dict(_of(EstimatorConfig, self.settings()))
         if self.random_state is None and num_processes(self._train_config(0, 1)) > 1:
             raise ValueError(
                 "random_state must be a number when several processes train together, so that "
                 "all of them split the series in the same way"
             )
-        return int(check_random_state(self.random_state).randint(2**31 - 1))
+        return draw_seed(self.random_state)
 
     def _train_config(self, seed: int, num_series: int) -> TrainConfig:
         settings = self.settings()
@@ -384,31 +328,29 @@ class TrainedEstimator(BaseEstimator):
         config: TrainConfig,
     ) -> None:
         """Train, and remember the result, even if Ctrl-C ends training early."""
-        resume = self.run_dir if self.resume else None
-        if resume is not None and not (Path(resume) / CHECKPOINT).is_file():
-            resume = None
-        of_training = {*_of(TrainConfig, self.settings()), "random_state"}
-        others = {n: plain(v) for n, v in self.settings().items() if n not in of_training}
+        folder = self.run_dir
+        can_resume = self.resume and folder is not None and (Path(folder) / CHECKPOINT).is_file()
+        settings = self.settings()
+        of_training = {*_of(TrainConfig, settings), "random_state"}
+        others = {name: plain(settings[name]) for name in settings if name not in of_training}
+        paths: dict[str, Any] = {"run_dir": folder, "resume": folder if can_resume else None}
         try:
-            result = fit(
-                model,
-                task,
-                train,
-                validation,
-                config,
-                run_dir=self.run_dir,
-                resume=resume,
-                settings=others,
-            )
+            result = fit(model, task, train, validation, config, settings=others, **paths)
         except TrainingInterrupted as interruption:
-            self._remember(interruption.result)
+            result = interruption.result
+            self._remember(result.model, result.history, result.best_epoch)
             raise
-        self._remember(result)
+        self._remember(result.model, result.history, result.best_epoch)
 
-    def _remember(self, result: FitResult) -> None:
-        self.model_: Any = result.model
-        self.history_, self.best_epoch_ = result.history, result.best_epoch
-        self.n_iter_ = len(result.history)
+    def _remember(self, model: Any, history: list[dict[str, float]], best_epoch: int) -> None:
+        self.model_, self.history_, self.best_epoch_ = model, history, best_epoch
+        self.n_iter_ = len(history)
+
+
+def draw_seed(random_state: Any) -> int:
+    """Return a seed that a seed, a NumPy `RandomState` or None decides."""
+    check_random_state = need("sklearn.utils", extra="train").check_random_state
+    return int(check_random_state(random_state).randint(2**31 - 1))
 
 
 def _of(config: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -421,7 +363,6 @@ def load(path: str | Path) -> TrainedEstimator:
     """Return the estimator in a file, whichever it is; nothing in the file is executed.
 
     Raises:
-        FileNotFoundError: If there is no such file.
         ModelFileError: If it is not a model file, is damaged, or needs a newer version.
     """
     saved = load_model(path)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,47 +19,28 @@ _NAN = np.float32(np.nan)
 
 
 def keep_rows(
-    series: IrregularSeries,
-    keep: Bool[np.ndarray, "T"],
-    values: Float[np.ndarray, "T F"] | None = None,
+    series: IrregularSeries, keep: Bool[np.ndarray, "T"], values: Float[np.ndarray, "T F"]
 ) -> IrregularSeries:
-    """Return the series with some of their rows, and perhaps other values.
-
-    Example:
-        >>> series = IrregularSeries.from_arrays([[0.0, 1.0], [2.0]], [[1.0, 2.0], [3.0]])
-        >>> keep_rows(series, np.array([False, True, True])).times
-        array([1., 2.])
-    """
-    owner = series_of_rows(series.offsets)
-    values = series.values if values is None else values
-    return series.replace(
-        times=series.times[keep],
-        values=values[keep],
-        offsets=offsets_of(np.bincount(owner[keep], minlength=len(series))),
-    )
+    """Return the series with other values, and some of their rows."""
+    counts = np.bincount(series_of_rows(series.offsets)[keep], minlength=len(series))
+    return series.replace(times=series.times[keep], values=values[keep], offsets=offsets_of(counts))
 
 
 def drop_blank_rows(
     series: IrregularSeries, values: Float[np.ndarray, "T F"] | None = None
 ) -> IrregularSeries:
-    """Return the series without rows in which nothing is observed."""
+    """Return the series, perhaps with other values, without rows in which nothing is observed."""
     values = series.values if values is None else values
     return keep_rows(series, ~np.isnan(values).all(axis=1), values)
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Which features are predicted, and which are known beforehand.
+    """Which features are predicted, and which are known beforehand."""
 
-    Attributes:
-        is_target: Features that are predicted [F]; the others are inputs only.
-        is_known: Inputs that are known after the cut too [F].
-        clip: Bound on the absolute scaled input, or None; targets are not clipped.
-    """
-
-    is_target: Bool[np.ndarray, "F"]
-    is_known: Bool[np.ndarray, "F"]
-    clip: float | None
+    is_target: Bool[np.ndarray, "F"]  # features that are predicted; the others are inputs only
+    is_known: Bool[np.ndarray, "F"]  # inputs that are known after the cut too
+    clip: float | None  # bound on the absolute scaled input; targets are not clipped
 
     def clipped(self, values: Float[np.ndarray, "T F"]) -> Float[np.ndarray, "T F"]:
         """Return values as inputs."""
@@ -89,20 +70,12 @@ def find_columns(
 
 @dataclass(frozen=True)
 class ForecastDraw:
-    """Cuts each series at a time: what is before is input, what follows within a horizon is asked.
-
-    At a random cut inputs that are known ahead are shown in all later rows, in some or in none:
-    a model that always met them in the row it is asked about would have no answer for other times.
-
-    Attributes:
-        columns: Roles of the features.
-        horizon: How far after the cut observations are asked, in the unit of the times.
-        at_end: Cut at the horizon before the last row (but not before the first row), rather than
-            at a random row, and show all inputs that are known ahead.
-    """
+    """Cuts each series: what is before is input, what follows within a horizon is asked."""
 
     columns: Columns
-    horizon: float
+    horizon: float  # how far after the cut observations are asked
+    # Cut at the horizon before the last row (but not before the first row), rather than at a random
+    # row, and show all inputs that are known ahead.
     at_end: bool = False
 
     def __call__(
@@ -113,6 +86,7 @@ class ForecastDraw:
         is_after = series.times > cut
         is_shown = ~is_after[:, None] | self.columns.is_known
         if self.columns.is_known.any() and not self.at_end:
+            # A model that met them in every row it is asked about could not answer at other times.
             is_shown &= (~is_after | _shown_ahead(series, generator))[:, None]
         seen = np.where(is_shown, series.values, _NAN)
         asked = np.where(self.columns.is_target, series.values, _NAN)
@@ -181,10 +155,7 @@ def flatten_times(
     *,
     relative_to: Float[np.ndarray, "n"] | None = None,
 ) -> tuple[Float[np.ndarray, "Q"], Int[np.ndarray, "n+1"]]:
-    """Return query times of all series, one after another, and their offsets.
-
-    There is one array [M] per series; numbers in the unit of the series, or dates or durations if
-    the series have such. They count from `relative_to` if that is given.
+    """Return query times, an array [M] per series, one after another, and their offsets.
 
     Example:
         >>> series = IrregularSeries.from_arrays([[0.0], [2.0]], [[1.0], [3.0]])
@@ -214,10 +185,7 @@ def flatten_times(
 def last_target_times(
     series: IrregularSeries, is_target: Bool[np.ndarray, "F"]
 ) -> Float[np.ndarray, "n"]:
-    """Return the time of the last row of each series in which a target is observed.
-
-    A series without any such row has its first time, or 0 if it has no rows.
-    """
+    """Return when a target was last observed in each series; if never, its first time or 0."""
     observed = ~np.isnan(series.values[:, is_target]).all(axis=1)
     owner = series_of_rows(series.offsets)
     last = np.zeros(len(series))
@@ -227,35 +195,35 @@ def last_target_times(
     return last
 
 
-def _known_values(
-    series: IrregularSeries, queries: IrregularSeries
-) -> Iterator[tuple[tuple[slice, int], np.ndarray, np.ndarray, np.ndarray]]:
-    """Yield, by series and feature with values: rows, query times, and known times and values."""
+def _feature_by_feature(
+    series: IrregularSeries,
+    queries: IrregularSeries,
+    value_at: Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray],
+) -> Float[np.ndarray, "Q F"]:
+    """Return values at the queries, given their times, and known times and values; 0 for none."""
+    found = np.zeros_like(queries.values)
     for position in range(len(series)):
         one, rows = series[position], slice(*queries.offsets[position : position + 2])
         for column in range(series.num_features):
             here = ~np.isnan(one.values[:, column])
             if here.any():
-                yield (rows, column), queries.times[rows], one.times[here], one.values[here, column]
+                known = one.times[here], one.values[here, column]
+                found[rows, column] = value_at(queries.times[rows], *known)
+    return found
 
 
 def last_value_before(
     series: IrregularSeries, queries: IrregularSeries
 ) -> Float[np.ndarray, "Q F"]:
     """Return the last value of each feature at or before each query; 0 if there is none."""
-    found = np.zeros_like(queries.values)
-    for place, asked, times, values in _known_values(series, queries):
+
+    def hold(asked: np.ndarray, times: np.ndarray, values: np.ndarray) -> np.ndarray:
         last = np.searchsorted(times, asked, side="right") - 1
-        found[place] = np.where(last >= 0, values[np.maximum(last, 0)], 0.0)
-    return found
+        return np.where(last >= 0, values[np.maximum(last, 0)], 0.0)
+
+    return _feature_by_feature(series, queries, hold)
 
 
 def interpolate(series: IrregularSeries, queries: IrregularSeries) -> Float[np.ndarray, "Q F"]:
-    """Return each feature on straight lines between its neighbours in time; 0 if it has no value.
-
-    Before the first and after the last value the nearest one is taken.
-    """
-    found = np.zeros_like(queries.values)
-    for place, asked, times, values in _known_values(series, queries):
-        found[place] = np.interp(asked, times, values)
-    return found
+    """Return each feature, interpolated (flat at the ends); 0 if it has no value."""
+    return _feature_by_feature(series, queries, np.interp)

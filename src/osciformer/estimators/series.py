@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from osciformer.data.parquet_series import ParquetSeries
 from osciformer.data.series import IrregularSeries, TimeAxis, concatenate
 from osciformer.data.tables import Layout, as_table, from_frame
 from osciformer.data.transforms import SeriesTransform
-from osciformer.estimators.base import TrainedEstimator, estimator
+from osciformer.estimators.base import TrainedEstimator, estimator, split
 from osciformer.train.fitting import choose_device, predict, undisturbed_random_state
 from osciformer.train.sources import Draw, SeriesSource, StreamSource
 from osciformer.train.tasks import Task
@@ -33,13 +33,16 @@ class Numbered(NamedTuple):
     data: SeriesData
     numbers: np.ndarray | None = None
 
+    def part(self, index: Int[np.ndarray, "m"]) -> Numbered:
+        """Return some of the series."""
+        data, numbers = self
+        chosen = data.select(index) if isinstance(data, ParquetSeries) else data.take(index)
+        return Numbered(chosen, None if numbers is None else numbers[index])
+
 
 def chunks(data: SeriesData) -> Iterator[IrregularSeries]:
     """Yield the series, in order, a bounded part at a time if they are on disk."""
-    if isinstance(data, ParquetSeries):
-        yield from data.chunks()
-    else:
-        yield data
+    yield from data.chunks() if isinstance(data, ParquetSeries) else (data,)
 
 
 def labels_of(data: SeriesData) -> np.ndarray | None:
@@ -54,21 +57,25 @@ def as_series(
     layout: Layout | Mapping[str, Any] | None = None,
     feature_names: Sequence[str] | None = None,
 ) -> SeriesData:
-    """Return X, also a data frame or a list of `(times [N], values [N, F])`, as series.
-
-    Labels may be absent from a frame. Without `feature_names` all that the layout leaves are read.
-
-    Example:
-        >>> as_series([([0.0, 1.0], [[1.0], [2.0]]), ([0.5], [[3.0]])])
-        IrregularSeries(2 series, 3 observations of 1 feature, lengths 1 to 2)
-    """
+    """Return X, also a data frame or a list of `(times [N], values [N, F])`, as series."""
     if isinstance(X, IrregularSeries | ParquetSeries):
         found: SeriesData = X
     elif isinstance(X, list | tuple):
         times, values = split_pairs(X, "values", "series")
         found = IrregularSeries.from_arrays(times, values, empty="keep")
     elif is_table(X):
-        found = _from_table(X, layout, feature_names)
+        if layout is None:
+            raise ValueError(
+                "a data frame needs a layout that names its columns, such as "
+                "layout=dict(id='patient', time='hour', label='outcome')"
+            )
+        columns = layout if isinstance(layout, Layout) else Layout(**layout)
+        table = as_table(X)
+        if not set(columns.labels) <= set(table.column_names):
+            columns = columns.replace(label=None)
+        if feature_names is not None:
+            columns = columns.replace(values=tuple(feature_names))
+        found = from_frame(table, columns)
     else:
         raise TypeError(
             "X must be an IrregularSeries, a ParquetSeries, a data frame with a layout, or a list "
@@ -96,53 +103,20 @@ def split_pairs(pairs: Sequence[Any], second: str, what: str) -> tuple[list[Any]
     return [first for first, _ in pairs], [last for _, last in pairs]
 
 
-def _from_table(
-    frame: Any, layout: Layout | Mapping[str, Any] | None, feature_names: Sequence[str] | None
-) -> IrregularSeries:
-    if layout is None:
-        raise ValueError(
-            "a data frame needs a layout that names its columns, such as "
-            "layout=dict(id='patient', time='hour', label='outcome')"
-        )
-    if not isinstance(layout, Layout):
-        layout = Layout(**layout)
-    table = as_table(frame)
-    if not set(layout.labels) <= set(table.column_names):
-        layout = layout.replace(label=None)
-    if feature_names is not None:
-        layout = layout.replace(values=tuple(feature_names))
-    return from_frame(table, layout)
-
-
-def _check_same_names(what: str, wanted: Sequence[str], got: Sequence[str]) -> None:
+def _check_same_names(what: str, wanted: list[str], got: list[str]) -> None:
     """Refuse features that are not those of training, in the same order."""
-    wanted, got = list(wanted), list(got)
     if wanted == got:
         return
     absent = [name for name in wanted if name not in got]
     extra = [name for name in got if name not in wanted]
-    problems = []
-    if absent:
-        problems.append(f"{name_some(absent)} are missing")
-    if extra:
-        problems.append(f"{name_some(extra)} were not there in fit")
-    if not problems:
-        problems.append(f"they come in another order, {name_some(got)}")
+    problems = [f"{name_some(absent)} are missing"] if absent else []
+    problems += [f"{name_some(extra)} were not there in fit"] if extra else []
+    problems = problems or [f"they come in another order, {name_some(got)}"]
     raise ValueError(
         f"the model was fitted with {len(wanted)} {what}, {name_some(wanted)}; in X "
         f"{' and '.join(problems)}. Pass the same {what} in the same order; NaN stands for a "
         "missing value"
     )
-
-
-def _check_same_times(wanted: TimeAxis, got: TimeAxis) -> None:
-    """Refuse times in another unit than in training."""
-    if (wanted.kind, wanted.unit, wanted.origin) != (got.kind, got.unit, got.origin):
-        raise ValueError(
-            f"the model was fitted with times of kind {wanted.kind!r}, unit {wanted.unit!r} and "
-            f"origin {wanted.origin!r}; X has {got.kind!r}, {got.unit!r} and {got.origin!r}. Read "
-            "X with the same layout as in fit"
-        )
 
 
 def check_weight(sample_weight: Any, count: int) -> Float[np.ndarray, "n"] | None:
@@ -151,9 +125,8 @@ def check_weight(sample_weight: Any, count: int) -> Float[np.ndarray, "n"] | Non
         return None
     weight = np.asarray(sample_weight, dtype=np.float32)
     if weight.shape != (count,):
-        raise ValueError(
-            f"sample_weight must be [{count}], one per series; got {list(weight.shape)}"
-        )
+        shape = list(weight.shape)
+        raise ValueError(f"sample_weight must be [{count}], one per series; got {shape}")
     if not (np.isfinite(weight) & (weight >= 0)).all() or weight.sum() == 0:
         raise ValueError("sample_weight must be finite, not negative, and not all zero")
     return weight
@@ -168,12 +141,11 @@ def _learn_scales(
     for chunk in chunks(data):
         transform.partial_fit(chunk)
         chosen = generator.permutation(len(chunk))[:share]
-        parts.append(chunk[np.sort(chosen)].replace(labels=None))
+        parts.append(chunk.take(np.sort(chosen)).replace(labels=None))
     assert transform.statistics is not None
     if transform.statistics.features.count.sum() == 0:
-        raise ValueError(
-            f"all values of all {len(data)} series are missing (NaN); check the value columns"
-        )
+        missing = f"all values of all {len(data)} series are missing (NaN)"
+        raise ValueError(f"{missing}; check the value columns")
     return concatenate(parts)
 
 
@@ -187,12 +159,9 @@ class SeriesEstimator(TrainedEstimator):
         num_heads: Number of heads.
         dropout: Dropout of the model.
         layout: For data frames as X: a `Layout`, or a dict of its arguments.
-        model_options: Further settings of the model, by name: `observation_dropout` (part of the
-            observed values that is hidden at random in training), `carry` (give each token the last
-            known value of each feature and its age as well), `backbone` (`osciformer`, or a
-            baseline: `transformer`, `gru_d`), `backbone_options` (settings of it, by name),
-            `scaling` of the values (`standard`, `robust`, `asinh` or `none`) and `clip` (bound on
-            the absolute scaled input, against outliers; None for no bound).
+        model_options: Further settings of the model, by name: `observation_dropout`, `carry`,
+            `backbone` and `backbone_options`, see `TaskConfig`; `scaling` and `clip` of the values,
+            see `EstimatorConfig`.
 
     Attributes:
         transform_: The fitted scaling.
@@ -208,7 +177,78 @@ class SeriesEstimator(TrainedEstimator):
     dropout: float = TaskConfig.dropout
     layout: Layout | Mapping[str, Any] | None = None
 
-    def _data_state(self) -> dict[str, Any]:
+    transform_clips: ClassVar[bool] = True  # if not, the draw clips inputs and leaves targets
+
+    def fit(
+        self, X: Any, y: Any = None, sample_weight: Any = None, validation_data: Any = None
+    ) -> Self:
+        """Train on series.
+
+        Args:
+            X: The series.
+            y: Class [n], or targets [n] or [n, K]; the labels of X, if the task has any.
+            sample_weight: Weight of each series [n].
+            validation_data: `(X, y)` or X for early stopping, in place of `validation_fraction`.
+        """
+        data = as_series(X, self.layout)
+        first = next(chunks(data))
+        self._remember_columns(first.feature_names, first.static_names, first.time_axis)
+        seed = self._start()
+        whole, validation = Numbered(data, self._learn(data, y)), None
+        if validation_data is not None:
+            is_pair = isinstance(validation_data, tuple) and len(validation_data) == 2
+            other_X, other_y = validation_data if is_pair else (validation_data, None)
+            other = self._with_same_columns(other_X)
+            validation = Numbered(other, self._numbers(other, other_y))
+        fraction = 0.0 if validation is not None else self.validation_fraction
+        generator = np.random.default_rng(seed)
+        index, rest = split(self._strata(whole), fraction, generator)
+        if validation is None and len(rest):
+            validation = whole.part(rest)
+        task = self._make_task(whole.numbers, None if validation is None else validation.numbers)
+        weight = check_weight(sample_weight, len(data))
+        config, train = self._train_config(seed, len(index)), whole.part(index)
+        clip = self.settings()["clip"] if self.transform_clips else None
+        self.transform_ = SeriesTransform(self.settings()["scaling"], clip=clip)
+        if whole.numbers is not None:  # runs of earlier versions, which may go on, drew it so
+            generator = np.random.default_rng(seed)
+        sample = _learn_scales(train.data, self.transform_, generator)
+        shared: dict[str, Any] = {
+            "batch_size": config.batch_size,
+            "draw": self._make_draw(sample),
+            "seed": seed,
+            "num_workers": config.num_workers,
+            "pin_memory": choose_device(config.accelerator).type == "cuda",
+        }
+        model = self._build_model(seed, sample)
+        source = self._source(train, weight=None if weight is None else weight[index], **shared)
+        watched = None
+        if validation is not None:
+            watched = self._source(validation, shuffle=False, **shared)
+        self._train(model, task, source, watched, config)
+        return self
+
+    def _learn(self, data: SeriesData, y: Any) -> np.ndarray | None:
+        """Learn classes, scales of targets or columns of training data; return their numbers."""
+        raise NotImplementedError
+
+    def _numbers(self, data: SeriesData, y: Any) -> np.ndarray | None:
+        """Return labels as the numbers that the model is trained with, if the task has labels."""
+        return None
+
+    def _strata(self, whole: Numbered) -> Int[np.ndarray, "n"]:
+        """Return the classes that a split keeps in proportion."""
+        return np.zeros(len(whole.data), dtype=np.int64)
+
+    def _make_task(self, numbers: np.ndarray | None, watched: np.ndarray | None) -> Task:
+        """Return the task; `watched` are the numbers of the validation series."""
+        raise NotImplementedError
+
+    def _make_draw(self, sample: IrregularSeries) -> Draw | None:
+        """Return what splits series into inputs and queries, if the task has queries."""
+        return None
+
+    def _state(self) -> dict[str, Any]:
         return {
             "transform": self.transform_.to_dict(),
             "feature_names": list(map(str, self.feature_names_in_)),
@@ -216,17 +256,10 @@ class SeriesEstimator(TrainedEstimator):
             "time_axis": self.time_axis_.to_dict(),
         }
 
-    def _restore_data(self, content: Mapping[str, Any]) -> None:
+    def _restore(self, content: Mapping[str, Any]) -> None:
         axis = TimeAxis.from_dict(content["time_axis"])
         self._remember_columns(content["feature_names"], content["static_names"], axis)
         self.transform_ = SeriesTransform.from_dict(content["transform"])
-
-    def _validate_training(self, X: Any) -> SeriesData:
-        """Return X as series, and remember its columns."""
-        data = as_series(X, self.layout)
-        first = next(chunks(data))
-        self._remember_columns(first.feature_names, first.static_names, first.time_axis)
-        return data
 
     def _remember_columns(self, features: Any, static: Any, time_axis: TimeAxis) -> None:
         self.feature_names_in_ = np.array([str(name) for name in features], dtype=object)
@@ -240,80 +273,36 @@ class SeriesEstimator(TrainedEstimator):
         return self._with_same_columns(X)
 
     def _with_same_columns(self, X: Any) -> SeriesData:
-        data = as_series(X, self.layout, tuple(map(str, self.feature_names_in_)))
+        features = list(map(str, self.feature_names_in_))
+        data = as_series(X, self.layout, features)
         first = next(chunks(data))
-        _check_same_names("features", list(self.feature_names_in_), first.feature_names)
-        _check_same_names("static features", self.static_names_in_, first.static_names)
-        _check_same_times(self.time_axis_, first.time_axis)
+        _check_same_names("features", features, list(first.feature_names))
+        _check_same_names("static features", list(self.static_names_in_), list(first.static_names))
+        wanted, got = self.time_axis_, first.time_axis
+        if (wanted.kind, wanted.unit, wanted.origin) != (got.kind, got.unit, got.origin):
+            raise ValueError(
+                f"the model was fitted with times of kind {wanted.kind!r}, unit {wanted.unit!r} "
+                f"and origin {wanted.origin!r}; X has {got.kind!r}, {got.unit!r} and "
+                f"{got.origin!r}. Read X with the same layout as in fit"
+            )
         return data
 
-    def _fit_series(
-        self,
-        train: Numbered,
-        validation: Numbered | None,
-        split: tuple[Int[np.ndarray, "t"], Int[np.ndarray, "v"]],
-        *,
-        task: Task,
-        seed: int,
-        generator: np.random.Generator,
-        sample_weight: Any,
-        clip: float | None,
-        make_draw: Callable[[IrregularSeries], Draw] | None = None,
-        **of_data: Any,
-    ) -> None:
-        """Train on the first part of the split, and stop early by validation, or the other part.
-
-        `make_draw` takes a sample of the series; `of_data` are settings of the model.
-        """
-        weight = check_weight(sample_weight, len(train.data))
-        index, rest = split
-        config = self._train_config(seed, len(index))
-        if validation is None and len(rest):
-            validation = _part(train, rest)
-        train = _part(train, index)
-        settings = self.settings()
-        self.transform_ = SeriesTransform(settings["scaling"], clip=clip)
-        sample = _learn_scales(train.data, self.transform_, generator)
-        draw = None if make_draw is None else make_draw(sample)
-        model = self._build_model(seed, sample, **of_data)
-        shared: dict[str, Any] = {
-            "draw": draw,
-            "seed": seed,
-            "num_workers": config.num_workers,
-            "pin_memory": choose_device(config.accelerator).type == "cuda",
-        }
-        self._train(
-            model,
-            task,
-            self._source(
-                train,
-                config.batch_size,
-                weight=None if weight is None else weight[index],
-                **shared,
-            ),
-            None
-            if validation is None
-            else self._source(validation, config.batch_size, shuffle=False, **shared),
-            config,
-        )
-
-    def _source(
-        self, part: Numbered, batch_size: int, **settings: Any
-    ) -> SeriesSource | StreamSource:
+    def _source(self, part: Numbered, **settings: Any) -> SeriesSource | StreamSource:
         """Return the batches of scaled series."""
-        settings["labels"] = part.numbers
+        settings["labels"], scale = part.numbers, self.transform_.transform
         if isinstance(part.data, ParquetSeries):
-            prepare = self.transform_.transform
-            return StreamSource(part.data, batch_size, prepare=prepare, **settings)
-        return SeriesSource(self.transform_.transform(part.data), batch_size, **settings)
+            return StreamSource(part.data, prepare=scale, **settings)
+        return SeriesSource(scale(part.data), **settings)
 
-    def _build_model(self, seed: int, sample: IrregularSeries, **of_data: Any) -> nn.Module:
+    def _model_config(self, **of_data: Any) -> Any:
         sizes = {"input_dim": self.n_features_in_, "static_dim": len(self.static_names_in_)}
-        config = self._model_config(**sizes, **of_data)
+        return super()._model_config(**sizes, **of_data)
+
+    def _build_model(self, seed: int, sample: IrregularSeries) -> nn.Module:
         batch = collate(sample)
         with undisturbed_random_state():
             torch.manual_seed(seed)
-            model: Any = self.model_class(config)
+            model: Any = self.model_class(self._model_config())
             model.fit_time_scale(batch.times, batch.mask)
         return model
 
@@ -323,9 +312,3 @@ class SeriesEstimator(TrainedEstimator):
         precision = self.settings()["precision"]
         yield from predict(self.model_, source.epoch(0), device=device, precision=precision)
         self.model_.cpu()
-
-
-def _part(whole: Numbered, index: Int[np.ndarray, "m"]) -> Numbered:
-    data, numbers = whole
-    chosen = data.select(index) if isinstance(data, ParquetSeries) else data[index]
-    return Numbered(chosen, None if numbers is None else numbers[index])

@@ -49,45 +49,15 @@ from osciformer.events.sequences import (
 )
 from osciformer.events.stream import EventStream
 
-__all__ = [
-    "BlendedProcess",
-    "Calibration",
-    "EventBatch",
-    "EventProcess",
-    "EventScores",
-    "EventSequence",
-    "EventSequences",
-    "EventStream",
-    "Futures",
-    "GapDensity",
-    "HawkesFit",
-    "HawkesProcess",
-    "InhomogeneousPoissonProcess",
-    "Integral",
-    "InvalidBoundError",
-    "LikelihoodTerms",
-    "LogLikelihood",
-    "NextEvent",
-    "PoissonProcess",
-    "RenewalProcess",
-    "SequenceScores",
-    "calibrate",
-    "events_from_frame",
-    "events_from_parquet",
-    "fit_hawkes",
-    "fit_weights",
-    "integrate_intensity",
-    "likelihood_terms",
-    "log_likelihood",
-    "plot_calibration",
-    "plot_intensity",
-    "predict_last",
-    "predict_next",
-    "rescaled_gaps",
-    "sample",
-    "score",
-    "score_sequences",
-    "simulate_hawkes",
-    "summarise",
-    "type_probabilities_at",
-]
+__all__ = ["EventBatch", "EventSequence", "EventSequences", "EventStream"]
+__all__ += ["events_from_frame", "events_from_parquet"]
+__all__ += ["BlendedProcess", "EventProcess", "GapDensity", "HawkesFit", "HawkesProcess"]
+__all__ += ["InhomogeneousPoissonProcess", "PoissonProcess", "RenewalProcess"]
+__all__ += ["fit_hawkes", "fit_weights", "simulate_hawkes"]
+__all__ += ["Integral", "LikelihoodTerms", "LogLikelihood"]
+__all__ += ["integrate_intensity", "likelihood_terms", "log_likelihood", "summarise"]
+__all__ += ["Futures", "InvalidBoundError", "NextEvent"]
+__all__ += ["predict_last", "predict_next", "sample", "type_probabilities_at"]
+__all__ += ["Calibration", "EventScores", "SequenceScores"]
+__all__ += ["calibrate", "rescaled_gaps", "score", "score_sequences"]
+__all__ += ["plot_calibration", "plot_intensity"]

@@ -26,8 +26,7 @@ class BlendedProcess(EventProcess):
     $$p_k(t) = \sum_m w_m \lambda^m_k(t) e^{-\Lambda^m(t)}, \qquad \lambda_k(t) =
     \sum_m r_m(t) \lambda^m_k(t), \qquad r_m(t) \propto w_m e^{-\Lambda^m(t)}:$$
     the longer nothing happens, the more weight goes to members that expected a long gap. At each
-    event, and at the start of a window, all members return to their weights. Before the first event
-    of a row without a window, r are the weights. Integrals are exact.
+    event, and at the start of a window, all members return to their weights.
 
     Args:
         members: Processes of the same types, with integrals in closed form.
@@ -77,23 +76,17 @@ class BlendedProcess(EventProcess):
         begin = _begins(batch, batch.count_before(query_times))
         # Before the beginning there is no history that could tell the members apart.
         integrals = self._integrals(batch, torch.minimum(begin, query_times), query_times)
-        rates = torch.stack([m.intensity(batch, query_times).double() for m in self.members])
-        return (self._shares(integrals)[..., None] * rates).sum(dim=0)
+        return self._average(integrals, [m.intensity(batch, query_times) for m in self.members])
 
     def intensity_after(self, batch: EventBatch, gaps: Tensor) -> Float[Tensor, "B N G K"]:
         """Return the same at gaps after each event, if no other event follows."""
-        shares = self._shares(self._integrals_after(batch, gaps))
-        rates = torch.stack([m.intensity_after(batch, gaps).double() for m in self.members])
-        return (shares[..., None] * rates).sum(dim=0)
+        integrals = self._integrals_after(batch, gaps)
+        return self._average(integrals, [m.intensity_after(batch, gaps) for m in self.members])
 
-    def total_compensator(
-        self, batch: EventBatch, start: Float[Tensor, "B M"], end: Float[Tensor, "B M"]
-    ) -> Float[Tensor, "B M"] | None:
-        """Return the exact integral of the total intensity; None if an interval has events in it.
-
-        It is the log of the probability that nothing happens until the start, minus that until the
-        end. Before the beginning it is the weighted mean of the integrals of the members.
-        """
+    def total_compensator(self, batch: EventBatch, start: Tensor, end: Tensor) -> Tensor | None:
+        """Return the exact integral [B, M] of the intensity; None if an interval has events."""
+        # The log of the probability of nothing until the start, minus that until the end. Before
+        # the beginning it is the weighted mean of the integrals of the members.
         start, end = start.double(), torch.maximum(start, end).double()
         known = batch.count_until(start)
         if bool((batch.count_before(end) > known).any()):
@@ -101,10 +94,8 @@ class BlendedProcess(EventProcess):
         begin = _begins(batch, known)
         cut = torch.minimum(torch.maximum(begin, start), end)
         begin = torch.minimum(begin, cut)
-        integrals = self._integrals(
-            batch, torch.cat([start, begin, begin], dim=1), torch.cat([cut, cut, end], dim=1)
-        )
-        early, to_cut, to_end = integrals.chunk(3, dim=2)
+        lefts, rights = torch.cat([start, begin, begin], dim=1), torch.cat([cut, cut, end], dim=1)
+        early, to_cut, to_end = self._integrals(batch, lefts, rights).chunk(3, dim=2)
         left, less = (self._log_left(item).logsumexp(dim=0) for item in (to_cut, to_end))
         return (self._weights_like(early) * early).sum(dim=0) + (left - less).clamp(min=0.0)
 
@@ -113,10 +104,8 @@ class BlendedProcess(EventProcess):
         left = self._log_left(self._integrals_after(batch, gaps)).logsumexp(dim=0)
         return (-left).clamp(min=0.0)
 
-    def upper_bound(
-        self, batch: EventBatch, start: Float[Tensor, "B"], end: Float[Tensor, "B"]
-    ) -> Float[Tensor, "B"] | None:
-        """Return the largest bound of the members, None if one has none."""
+    def upper_bound(self, batch: EventBatch, start: Tensor, end: Tensor) -> Tensor | None:
+        """Return the largest bound [B] of the members, None if one has none."""
         bounds = [member.upper_bound(batch, start, end) for member in self.members]
         known = [bound.double() for bound in bounds if bound is not None]
         # Slightly more, since r is rounded.
@@ -137,6 +126,11 @@ class BlendedProcess(EventProcess):
     def _integrals_after(self, batch: EventBatch, gaps: Tensor) -> Float[Tensor, "P B N G"]:
         return _stack_exact([m.total_compensator_after(batch, gaps) for m in self.members])
 
+    def _average(self, integrals: Float[Tensor, "P *S"], rates: list[Tensor]) -> Tensor:
+        """Return the mean of rates [*S, K] with the weights r, defined if all are ruled out."""
+        shares = self._log_left(integrals.clamp(max=_REFUTED)).softmax(dim=0)
+        return (shares[..., None] * torch.stack([rate.double() for rate in rates])).sum(dim=0)
+
     def _weights_like(self, integrals: Float[Tensor, "P *S"]) -> Float[Tensor, "P *#S"]:
         return self.weights.to(integrals).reshape(-1, *[1] * (integrals.dim() - 1))
 
@@ -144,19 +138,12 @@ class BlendedProcess(EventProcess):
         """Return the logs of the weights times the probability that nothing has happened."""
         return self._weights_like(integrals).log() - integrals
 
-    def _shares(self, integrals: Float[Tensor, "P *S"]) -> Float[Tensor, "P *S"]:
-        """Return r, defined even if all members are ruled out."""
-        return self._log_left(integrals.clamp(max=_REFUTED)).softmax(dim=0)
-
 
 @torch.no_grad()
 def log_densities(
     process: EventProcess, sequences: EventSequences, *, batch_size: int = 64
 ) -> Float[Tensor, "E"]:
-    """Return the log-density of each event 2 to N given those before it, in nats.
-
-    Of several events at one time, the first has the density of the gap, the others their rates.
-    """
+    """Return the log-density of each event 2 to N given those before it, in nats."""
     found = [torch.zeros(0, dtype=torch.float64)]
     for batch in batches_for(process, sequences, batch_size):
         terms = likelihood_terms(process, batch)
@@ -165,14 +152,10 @@ def log_densities(
 
 
 def fit_weights(densities: Float[Tensor, "M E"], *, prior: float = 1.0) -> Float[Tensor, "M"]:
-    r"""Return the weights of a mixture with the largest likelihood of some events.
-
-    They are found by expectation-maximisation. The log-likelihood is concave in the weights, so
-    this is the global maximum.
+    """Return the weights of a mixture with the largest likelihood of some events.
 
     Args:
-        densities: Log-densities under each member, of events that were not used to train the
-            members.
+        densities: Log-densities under each member, of events that the members were not trained on.
         prior: Events credited to each member beforehand, so that few events do not silence it.
 
     Example:
@@ -180,18 +163,14 @@ def fit_weights(densities: Float[Tensor, "M E"], *, prior: float = 1.0) -> Float
         tensor([0.8000, 0.2000], dtype=torch.float64)
     """
     if densities.dim() != 2 or not densities.numel():
-        raise ValueError(
-            f"weights need events that were not trained on; got densities of the shape "
-            f"{list(densities.shape)}, members by events"
-        )
-    densities = densities.double()
+        shape = f"{list(densities.shape)}, members by events"
+        raise ValueError(f"weights need events that were not trained on; got the shape {shape}")
     if not prior > 0:
         raise ValueError(f"prior must be positive; got {prior}")
+    densities = densities.double()
     if bool(densities.isnan().any()):
         member, event = densities.isnan().nonzero()[0].tolist()
-        raise ValueError(
-            f"densities must be numbers; that of event {event} under member {member} is NaN"
-        )
+        raise ValueError(f"the density of event {event} under member {member} is NaN")
     impossible = (densities.amax(dim=0) == -torch.inf).nonzero()
     if len(impossible):
         raise ValueError(
@@ -201,8 +180,7 @@ def fit_weights(densities: Float[Tensor, "M E"], *, prior: float = 1.0) -> Float
     weights = densities.new_full((len(densities),), 1.0 / len(densities))
     for _ in range(_MOST_STEPS):
         before = weights
-        shares = (weights.log()[:, None] + densities).softmax(dim=0)
-        weights = shares.sum(dim=1) + prior
+        weights = (weights.log()[:, None] + densities).softmax(dim=0).sum(dim=1) + prior
         weights = weights / weights.sum()
         if float((weights - before).abs().max()) < _SMALLEST_CHANGE:
             break
@@ -235,7 +213,5 @@ def _stack_exact(found: Sequence[Tensor | None]) -> Float[Tensor, "P *S"]:
 
 def _begins(batch: EventBatch, known: Tensor) -> Float[Tensor, "B M"]:
     """Return the last known event of each query, or the start of the window, or infinity."""
-    times = batch.finite_times.double()
-    last = times.gather(1, (known - 1).clamp(min=0))
-    none = times.new_full((len(times),), torch.inf) if batch.starts is None else batch.starts
-    return torch.where(known > 0, last, none.double()[:, None])
+    none = batch.times.new_full((len(batch),), torch.inf) if batch.starts is None else batch.starts
+    return batch.time_of_last(known, none).double()

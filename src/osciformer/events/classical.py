@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import Any, Literal
 
@@ -13,7 +13,8 @@ import numpy as np
 import torch
 
 from osciformer._text import check_choice
-from osciformer._types import Float, Tensor
+from osciformer._types import Bool, Float, Int, Tensor
+from osciformer.data.ragged import offsets_of
 from osciformer.events.likelihood import Choice, Span, choose, likelihood_terms
 from osciformer.events.process import EventProcess, just_after
 from osciformer.events.sequences import EventBatch, EventSequences
@@ -52,10 +53,7 @@ class PoissonProcess(EventProcess):
 
     @classmethod
     def fit(cls, sequences: EventSequences, *, smoothing: float = 0.0) -> PoissonProcess:
-        """Return the maximum-likelihood process of events 2 to N, given the first ones.
-
-        `smoothing` is added to the count of each type, so that none has the rate 0.
-        """
+        """Return the maximum-likelihood process of events 2 to N; `smoothing` adds to counts."""
         spans = float(sequences.gaps.sum())
         if spans <= 0:
             raise ValueError("a rate needs a sequence with two events at different times")
@@ -84,33 +82,15 @@ class PoissonProcess(EventProcess):
         return self.rates.sum().to(gaps.device) * gaps
 
 
+@dataclass(eq=False, repr=False)
 class InhomogeneousPoissonProcess(EventProcess):
-    r"""Events of each type at a rate that is a given function of time, $\lambda_k(t) = f_k(t)$.
+    r"""Events of each type at a rate that is a given function of time, $\lambda_k(t) = f_k(t)$."""
 
-    Args:
-        rate: Returns the rates [B, M, K] at times [B, M].
-        num_types: K.
-        cumulative: Returns an antiderivative of the rates, of the same shape; without it integrals
-            use quadrature.
-        bound: Upper bound of the total rate, for sampling; without it bounds are found by probing.
-
-    Example:
-        >>> process = InhomogeneousPoissonProcess(lambda t: (1 + t.cos())[..., None], num_types=1)
-        >>> batch = EventSequences.from_arrays([[0.0]]).batch()
-        >>> process.intensity(batch, torch.zeros(1, 1))
-        tensor([[[2.]]])
-    """
-
-    def __init__(
-        self,
-        rate: RateFunction,
-        *,
-        num_types: int,
-        cumulative: RateFunction | None = None,
-        bound: float | None = None,
-    ) -> None:
-        self.rate, self.cumulative, self.bound = rate, cumulative, bound
-        self.num_types = num_types
+    rate: RateFunction  #: Returns the rates [B, M, K] at times [B, M].
+    _: KW_ONLY
+    num_types: int  #: K.
+    cumulative: RateFunction | None = None  #: An antiderivative of the rates, or quadrature.
+    bound: float | None = None  #: Upper bound of the total rate, for sampling, or probing.
 
     def intensity(self, batch: EventBatch, query_times: Tensor) -> Float[Tensor, "B M K"]:
         """Return the rates at each time."""
@@ -119,15 +99,11 @@ class InhomogeneousPoissonProcess(EventProcess):
             raise ValueError(f"rate must return the shape {expected}; got {list(rates.shape)}")
         return rates
 
-    def compensator(
-        self, batch: EventBatch, start: Tensor, end: Tensor
-    ) -> Float[Tensor, "B M K"] | None:
+    def compensator(self, batch: EventBatch, start: Tensor, end: Tensor) -> Tensor | None:
         """Return the difference of the antiderivative, or None without it."""
         return None if self.cumulative is None else self.cumulative(end) - self.cumulative(start)
 
-    def upper_bound(
-        self, batch: EventBatch, start: Tensor, end: Tensor
-    ) -> Float[Tensor, "B"] | None:
+    def upper_bound(self, batch: EventBatch, start: Tensor, end: Tensor) -> Tensor | None:
         """Return the given bound, or None without it."""
         return None if self.bound is None else torch.full_like(start, self.bound)
 
@@ -136,9 +112,7 @@ class InhomogeneousPoissonProcess(EventProcess):
         times = batch.finite_times[..., None] + gaps
         return self.intensity(batch, times.flatten(1)).unflatten(1, gaps.shape[1:])
 
-    def total_compensator_after(
-        self, batch: EventBatch, gaps: Tensor
-    ) -> Float[Tensor, "B N G"] | None:
+    def total_compensator_after(self, batch: EventBatch, gaps: Tensor) -> Tensor | None:
         """Return the difference of the antiderivative, or None without it."""
         times = batch.finite_times[..., None]
         start, end = times.expand_as(gaps).flatten(1), (times + gaps).flatten(1)
@@ -158,17 +132,11 @@ def _check_rates(name: str, rates: Any) -> None:
 
 @dataclass(frozen=True)
 class GapDensity:
-    """A density of gaps that is constant within bins, and exponential beyond the last one.
+    """A density of gaps that is constant within bins, and exponential beyond the last one."""
 
-    Attributes:
-        edges: Edges of the bins, from 0 on, increasing; [0] alone for an exponential density.
-        mass: Probability of each bin.
-        tail_rate: Hazard beyond the last edge, where the rest of the probability lies.
-    """
-
-    edges: Float[Tensor, "m+1"]
-    mass: Float[Tensor, "m"]
-    tail_rate: float
+    edges: Float[Tensor, "m+1"]  #: Edges of the bins, increasing from 0; [0] if it is exponential.
+    mass: Float[Tensor, "m"]  #: Probability of each bin.
+    tail_rate: float  #: Hazard beyond the last edge, where the rest of the probability lies.
 
     @classmethod
     def fit(
@@ -179,45 +147,34 @@ class GapDensity:
         min_width: float = 0.0,
         smoothing: float = 0.5,
     ) -> GapDensity:
-        """Return the histogram of gaps in bins of about equal counts.
+        """Return the histogram of gaps in at most `num_bins` bins (0: an exponential density).
 
-        Args:
-            gaps: Gaps, not negative, some of them positive.
-            num_bins: Largest number of bins; 0 for an exponential density.
-            min_width: Smallest width of a bin. Below the resolution of the clock the likelihood
-                grows without bound and says nothing about the events.
-            smoothing: Added to the count of each bin, and of the tail.
+        Bins have about equal counts, to which `smoothing` is added, also in the tail. They are not
+        narrower than `min_width`, which should be at least the resolution of the clock.
         """
         gaps = np.asarray(gaps, dtype=np.float64)
         if len(gaps) == 0 or not gaps.max() > 0:
             raise ValueError("a density of gaps needs a gap that is not zero")
-        rate = 1.0 / gaps.mean()
+        rate, largest = float(1.0 / gaps.mean()), float(gaps.max())
         if num_bins == 0:
-            return cls(torch.zeros(1, dtype=torch.float64), torch.zeros(0).double(), float(rate))
+            return cls(torch.zeros(1, dtype=torch.float64), torch.zeros(0).double(), rate)
         edges = [0.0]
-        for edge in np.quantile(gaps, np.linspace(0, 1, num_bins + 1)[1:]):
-            if edge - edges[-1] >= max(min_width, 1e-12 * gaps.max()):
-                edges.append(float(edge))
+        for edge in np.quantile(gaps, np.linspace(0, 1, num_bins + 1)[1:]).tolist():
+            if edge - edges[-1] >= max(min_width, 1e-12 * largest):
+                edges.append(edge)
         # The last bin ends at the largest gap, even if that makes it wider.
-        if edges[-1] < gaps.max() and len(edges) > 1:
-            edges[-1] = float(gaps.max())
-        elif len(edges) == 1:
-            edges.append(float(max(gaps.max(), min_width)))
+        edges = [*edges[:-1], largest] if len(edges) > 1 else [0.0, max(largest, min_width)]
         counts = np.histogram(gaps, bins=edges)[0] + smoothing
         mass = counts / (counts.sum() + smoothing)
-        return cls(torch.tensor(edges, dtype=torch.float64), torch.from_numpy(mass), float(rate))
+        return cls(torch.tensor(edges, dtype=torch.float64), torch.from_numpy(mass), rate)
 
     def hazard(self, gaps: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
         """Return the hazard as a left limit: at an edge, that of the bin before it."""
-        if len(self.mass) == 0:
-            return torch.full_like(gaps, self.tail_rate)
         density, left, is_tail, _ = self._at(gaps)
         return torch.where(is_tail, torch.full_like(gaps, self.tail_rate), density / left)
 
     def cumulative_hazard(self, gaps: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
         """Return the integral of the hazard from 0, minus the log of the survival function."""
-        if len(self.mass) == 0:
-            return gaps * self.tail_rate
         _, left, is_tail, beyond = self._at(gaps)
         tail = -beyond.log() + self.tail_rate * (gaps - self.edges[-1].to(gaps.device))
         return torch.where(is_tail, tail, -left.log())
@@ -229,19 +186,17 @@ class GapDensity:
         # From the tail inwards, so that small probabilities keep their digits.
         survival = torch.cat([mass, beyond[None]]).flip(0).cumsum(0).flip(0)
         position = (torch.searchsorted(edges, gaps.contiguous()) - 1).clamp(min=0)
-        inner = position.clamp(max=len(mass) - 1)
-        density = (mass / edges.diff())[inner]
-        left = survival[inner] - density * (gaps - edges[inner])
+        density = torch.nn.functional.pad(mass / edges.diff(), (0, 1))[position]
+        left = survival[position] - density * (gaps - edges[position])
         # Without a tail nothing is left at the end of the last bin; the guard keeps that finite.
         left = left.clamp(min=torch.finfo(gaps.dtype).tiny)
-        return density, left, position >= len(mass), beyond
+        return density, left, position == len(mass), beyond
 
 
 class RenewalProcess(EventProcess):
     r"""Gaps drawn from one density, types from a chain: $\lambda_k(t) = h(t - t_i)\,P_{k_i k}$.
 
-    Before the first event, gaps count from the start of the window (from the first event if there
-    is no window), and the type has the distribution `initial`.
+    Before the first event, gaps count from the start of the window, or from that event without one.
 
     Args:
         gaps: The density of gaps, with its hazard h.
@@ -255,10 +210,10 @@ class RenewalProcess(EventProcess):
         self.gaps = gaps
         self.transition = torch.as_tensor(transition, dtype=torch.float64)
         self.initial = torch.as_tensor(initial, dtype=torch.float64)
-        self.num_types = len(self.initial)
-        if self.transition.shape != (self.num_types, self.num_types):
-            square, shape = [self.num_types] * 2, list(self.transition.shape)
-            raise ValueError(f"transition must be {square}; got {shape}")
+        self.num_types = count = len(self.initial)
+        if self.transition.shape != (count, count):
+            shape = list(self.transition.shape)
+            raise ValueError(f"transition must be [{count}, {count}]; got {shape}")
         rows = torch.cat([self.transition, self.initial[None]])
         if bool((rows < 0).any()) or not torch.allclose(rows.sum(1), rows.new_ones(1)):
             raise ValueError("each row of transition, and initial, must be probabilities")
@@ -274,23 +229,18 @@ class RenewalProcess(EventProcess):
         min_width: float = 0.0,
         smoothing: float = 1.0,
     ) -> RenewalProcess:
-        """Return the process with the gaps and the transitions of the data.
+        """Return the process with the transitions of the data and its `GapDensity`.
 
-        Args:
-            sequences: The events.
-            marks: `markov`, a chain of first order; `repeat`, the last type again with one
-                probability for all types, and otherwise another one by its frequency;
-                `independent`, by frequency alone.
-            num_bins: Bins of the histogram of gaps; 0 for exponential gaps.
-            min_width: Smallest width of a bin.
-            smoothing: Weight of the overall frequencies of types in each transition, in events.
+        Types (`marks`) are a chain of first order (`markov`); the last type with one probability,
+        otherwise another by frequency (`repeat`); or by frequency alone (`independent`).
+        `smoothing` is the weight of the frequencies of types in each transition, in events.
         """
         check_choice("marks", marks, ("markov", "repeat", "independent"))
         count = sequences.num_types
-        pairs = np.zeros((count, count))
-        followed = np.flatnonzero(sequences.same_sequence)
-        np.add.at(pairs, (sequences.types[followed], sequences.types[followed + 1]), 1.0)
-        frequency = np.bincount(sequences.types, minlength=count) + 0.5
+        types, same = sequences.types, sequences.same_sequence
+        codes = count * types[:-1][same] + types[1:][same]
+        pairs = np.bincount(codes, minlength=count**2).reshape(count, count)
+        frequency = np.bincount(types, minlength=count) + 0.5
         frequency = frequency / frequency.sum()
         if marks == "markov":
             smoothed = pairs + smoothing * frequency
@@ -308,8 +258,8 @@ class RenewalProcess(EventProcess):
 
     def intensity(self, batch: EventBatch, query_times: Tensor) -> Float[Tensor, "B M K"]:
         """Return the hazard of the gap times the probabilities of the types."""
-        since, marks = self._past(batch, query_times)
-        return self.gaps.hazard(since.clamp(min=0.0))[..., None] * marks
+        begin, marks = self._past(batch, batch.count_before(query_times))
+        return self.gaps.hazard((query_times - begin).clamp(min=0.0))[..., None] * marks
 
     def intensity_after(self, batch: EventBatch, gaps: Tensor) -> Float[Tensor, "B N G K"]:
         """Return the same at gaps after each event."""
@@ -320,55 +270,39 @@ class RenewalProcess(EventProcess):
         """Return the integral of the hazard of the gap."""
         return self.gaps.cumulative_hazard(gaps)
 
-    def compensator(
-        self, batch: EventBatch, start: Tensor, end: Tensor
-    ) -> Float[Tensor, "B M K"] | None:
+    def compensator(self, batch: EventBatch, start: Tensor, end: Tensor) -> Tensor | None:
         """Return the exact integrals; None if an interval has events within it."""
-        if bool((batch.count_before(end) > batch.count_until(start)).any()):
+        known = batch.count_until(start)
+        if bool((batch.count_before(end) > known).any()):
             return None
-        # Just after the start, so that an event there is already the last one.
-        probe = torch.minimum(just_after(start), torch.maximum(start, end))
-        probe = torch.where(end > start, probe, start)
-        since, marks = self._past(batch, probe)
-        since = since - (probe - start)
-        # Rounding must not make a gap after an event negative.
-        since = torch.where(batch.count_until(start) > 0, since.clamp(min=0.0), since)
+        begin, marks = self._past(batch, known)
+        since = start - begin
         total = self._integrated(since + (end - start)) - self._integrated(since)
         # Empty intervals give 0, even where a density without a tail has no survival left.
-        total = torch.where(end > start, total, 0.0)
-        return total[..., None] * marks
+        return torch.where(end > start, total, 0.0)[..., None] * marks
 
     def _integrated(self, gaps: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
-        """Return the integral of the hazard from 0; before that, it is constant."""
+        """Return the integral from 0 of the hazard, which is constant before 0."""
         first = self.gaps.hazard(torch.zeros_like(gaps))
         return self.gaps.cumulative_hazard(gaps.clamp(min=0.0)) + first * gaps.clamp(max=0.0)
 
     def upper_bound(self, batch: EventBatch, start: Tensor, end: Tensor) -> Float[Tensor, "B"]:
         """Return the largest hazard of the gaps from start to end; it rises within each bin."""
-        since = self._past(batch, just_after(start)[:, None])[0]
+        begin, _ = self._past(batch, batch.count_until(start[:, None]))
+        since = just_after(start)[:, None] - begin
         until = (since + (end - start).clamp(min=0.0)[:, None]).clamp(min=0.0)
         edges = self.gaps.edges.to(start.device)
-        peaks = self.gaps.hazard(edges).expand(len(start), -1)
         met = (edges > since) & (edges < until)
-        highest = torch.where(met, peaks, torch.zeros_like(peaks)).amax(dim=1)
+        highest = torch.where(met, self.gaps.hazard(edges), 0.0).amax(dim=1)
         # Slightly more, since gaps are rounded differences of times.
         return torch.maximum(highest, self.gaps.hazard(until)[:, 0]) * (1 + 1e-6)
 
-    def _past(
-        self, batch: EventBatch, query_times: Float[Tensor, "B M"]
-    ) -> tuple[Float[Tensor, "B M"], Float[Tensor, "B M K"]]:
-        """Return the time since the last event, and the probabilities of the next type.
-
-        Before the first event it is the time since the beginning, which may be negative.
-        """
-        known = batch.count_before(query_times)
-        last = (known - 1).clamp(min=0)
-        times = batch.finite_times.gather(1, last)
+    def _past(self, batch: EventBatch, known: Int[Tensor, "B M"]) -> tuple[Tensor, Tensor]:
+        """Return the time of the last known event [B, M], and probabilities of the next type."""
         begin = batch.first_times if batch.starts is None else batch.starts
-        times = torch.where(known > 0, times, begin[:, None])
-        types = batch.clean_types.gather(1, last)
-        transition, initial = self.transition.to(times.device), self.initial.to(times.device)
-        return query_times - times, torch.where((known > 0)[..., None], transition[types], initial)
+        types = batch.clean_types.gather(1, (known - 1).clamp(min=0))
+        after, initial = self.transition.to(types.device)[types], self.initial.to(types.device)
+        return batch.time_of_last(known, begin), torch.where((known > 0)[..., None], after, initial)
 
 
 def choose_renewal(
@@ -381,12 +315,10 @@ def choose_renewal(
 ) -> Choice[RenewalProcess]:
     """Return the renewal process whose bins and smoothing suit validation data best."""
     smoothings = _SMOOTHINGS if marks == "markov" else _SMOOTHINGS[:1]
+    grid = itertools.product(num_bins, smoothings)
+    settings: list[dict[str, Any]] = [{"num_bins": b, "smoothing": weight} for b, weight in grid]
     fit = partial(RenewalProcess.fit, train, marks=marks, min_width=min_width)
-    candidates = (
-        ({"num_bins": bins, "smoothing": weight}, fit(num_bins=bins, smoothing=weight))
-        for bins, weight in itertools.product(num_bins, smoothings)
-    )
-    return choose(candidates, validation)
+    return choose(((one, fit(**one)) for one in settings), validation)
 
 
 class HawkesProcess(EventProcess):
@@ -394,17 +326,12 @@ class HawkesProcess(EventProcess):
 
     $$\lambda_k(t) = \mu_k + \sum_{t_i < t} \alpha_{k j_i} \beta_{k j_i} e^{-\beta_{k j_i}(t-t_i)}$$
     `branching[k, j]`, $\alpha_{kj}$, is the number of events of type k that an event of type j
-    causes directly, on average. The process is stationary if the spectral radius of that matrix is
-    below 1.
-
-    Intensities cost O(N log N) for each kernel: sums over past events are a linear recurrence,
-    evaluated by doubling.
+    causes directly, on average. Intensities cost O(N log N) for each kernel.
 
     Args:
         base: Base rates $\mu$ [K], not negative.
         branching: $\alpha$ [K, K], caused type first, causing type second; not negative.
-        decay: $\beta$, positive: a number, one for each causing type [K], or [K, K]. The first two
-            need K times less memory than the last.
+        decay: $\beta$, positive: a number, or [K] by causing type; [K, K] needs K times the memory.
 
     Example:
         >>> process = HawkesProcess([0.5], [[0.8]], 2.0)
@@ -420,14 +347,12 @@ class HawkesProcess(EventProcess):
         _check_rates("base", self.base.detach())
         self.num_types = count = len(self.base)
         if self.branching.shape != (count, count):
-            raise ValueError(
-                f"branching must be [{count}, {count}]; got {list(self.branching.shape)}"
-            )
+            shape = list(self.branching.shape)
+            raise ValueError(f"branching must be [{count}, {count}]; got {shape}")
         _check_rates("branching", self.branching.detach().flatten())
         if decay.shape not in ((), (count,), (1, count), (count, count)):
-            raise ValueError(
-                f"decay must be a number, [{count}] or [{count}, {count}]; got {list(decay.shape)}"
-            )
+            shapes = f"a number, [{count}] or [{count}, {count}]"
+            raise ValueError(f"decay must be {shapes}; got {list(decay.shape)}")
         # [1 or K, K]: kernels that all caused types share need one state only.
         self.decay = decay if decay.dim() == 2 else decay.expand(1, count)
         if not bool((torch.isfinite(self.decay) & (self.decay > 0)).all()):
@@ -447,59 +372,58 @@ class HawkesProcess(EventProcess):
     def stationary_rates(self) -> Float[Tensor, "K"]:
         """Mean events of each type per unit of time in the long run."""
         if not self.is_stationary:
-            raise ValueError(
-                f"there is no stationary rate: the branching matrix has the spectral radius "
-                f"{self.spectral_radius:.3g}, which must be below 1"
-            )
+            radius = f"the spectral radius of branching is {self.spectral_radius:.3g}, not below 1"
+            raise ValueError(f"there is no stationary rate: {radius}")
         eye = torch.eye(self.num_types, dtype=torch.float64)
         return torch.linalg.solve(eye - self.branching.detach(), self.base.detach())
 
     def intensity(self, batch: EventBatch, query_times: Tensor) -> Float[Tensor, "B M K"]:
         """Return the intensities at any times, from the events strictly before."""
-        return self._rates(self._state_at(batch, query_times, strictly=True))
+        return self._rates(self._state_at(batch, query_times, batch.count_before(query_times)))
 
     def intensity_after(self, batch: EventBatch, gaps: Tensor) -> Float[Tensor, "B N G K"]:
         """Return the intensities after each event if no other one follows."""
-        after = self._states(batch)[:, :, None]  # [B, N, 1, 1 or K, K]
-        return self._rates(after * self._fade(gaps))
+        return self._rates(self._states(batch)[:, :, None] * self._fade(gaps))
 
     def total_compensator_after(self, batch: EventBatch, gaps: Tensor) -> Float[Tensor, "B N G"]:
         """Return the base rates times the gaps, plus the part of all causes that has faded."""
-        after = self._states(batch)[:, :, None]
-        faded = after * -torch.expm1(-self.decay.to(gaps.device) * gaps[..., None, None])
-        caused = _sum_causes(self.branching.to(gaps.device), faded).sum(dim=-1)
-        return self.base.sum().to(gaps.device) * gaps + caused
+        base, branching, decay = self._on(gaps.device)
+        faded = self._states(batch)[:, :, None] * -torch.expm1(-decay * gaps[..., None, None])
+        return base.sum() * gaps + _sum_causes(branching, faded).sum(dim=-1)
 
-    def compensator(
-        self, batch: EventBatch, start: Float[Tensor, "B M"], end: Float[Tensor, "B M"]
-    ) -> Float[Tensor, "B M K"]:
+    def compensator(self, batch: EventBatch, start: Tensor, end: Tensor) -> Float[Tensor, "B M K"]:
         r"""Return the exact integrals over (start, end], events within them included.
 
         $$\int_s^e \lambda_k = \mu_k (e - s) + \sum_j \alpha_{kj} \Big[ S_{kj}(s^+)
         (1 - e^{-\beta_{kj} (e-s)}) + \sum_{s < t_i < e,\, j_i = j} (1 - e^{-\beta_{kj} (e-t_i)})
         \Big]$$
-        in which S sums the faded past events. The last sum is the number of events inside, plus
-        S(s+) faded until e, less S(e-); without events inside it is exactly 0.
         """
+        # S sums the faded past events. The last sum is the number of events inside, plus S(s+)
+        # faded until e, less S(e-); without events inside it is exactly 0.
         width = (end - start)[..., None, None]
-        decay, base = self.decay.to(start.device), self.base.to(start.device)
-        after = self._state_at(batch, start, strictly=False)
-        inside = self._events_inside(batch, start, end)
-        left = self._state_at(batch, end, strictly=True)
-        inner = inside[..., None, :] + after * torch.exp(-decay * width) - left
-        inner = torch.where(inside.sum(dim=-1)[..., None, None] > 0, inner, 0.0)
+        base, branching, decay = self._on(start.device)
+        first, last = batch.count_until(start), batch.count_before(end)
+        after, left = self._state_at(batch, start, first), self._state_at(batch, end, last)
+        counts = torch.nn.functional.pad(self._one_hot(batch).cumsum(dim=1), (0, 0, 1, 0))
+        old, new = (counts.take_along_dim(known[..., None], 1) for known in (first, last))
+        inner = (new - old)[..., None, :] + after * torch.exp(-decay * width) - left
+        inner = torch.where((last > first)[..., None, None], inner, 0.0)
         total = after * -torch.expm1(-decay * width) + inner
-        return base * width[..., 0] + _sum_causes(self.branching.to(start.device), total)
+        return base * width[..., 0] + _sum_causes(branching, total)
 
     def upper_bound(self, batch: EventBatch, start: Tensor, end: Tensor) -> Float[Tensor, "B"]:
         """Return the total intensity just after the start, from which it only falls."""
-        state = self._state_at(batch, start[:, None], strictly=False)
+        start = start[:, None]
+        rates = self._rates(self._state_at(batch, start, batch.count_until(start)))
         # Slightly more, since candidates sum in another order and round differently.
-        return self._rates(state).sum(dim=-1)[:, 0] * (1 + 1e-12)
+        return rates.sum(dim=-1)[:, 0] * (1 + 1e-12)
+
+    def _on(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+        return self.base.to(device), self.branching.to(device), self.decay.to(device)
 
     def _rates(self, state: Float[Tensor, "*S R K"]) -> Float[Tensor, "*S K"]:
-        jump = (self.branching * self.decay).to(state.device)
-        return self.base.to(state.device) + _sum_causes(jump, state)
+        base, branching, decay = self._on(state.device)
+        return base + _sum_causes(branching * decay, state)
 
     def _fade(self, gaps: Float[Tensor, "*S"]) -> Float[Tensor, "*S R K"]:
         """Return what is left of each kernel after some gaps."""
@@ -512,56 +436,30 @@ class HawkesProcess(EventProcess):
         jumps = self._one_hot(batch).double()[:, :, None].expand(-1, -1, len(self.decay), -1)
         return scan_decay(self._fade(gaps), jumps)
 
-    def _one_hot(self, batch: EventBatch) -> Tensor:
+    def _one_hot(self, batch: EventBatch) -> Bool[Tensor, "B N K"]:
         types = torch.arange(self.num_types, device=batch.times.device)
         return batch.mask[..., None] & (batch.clean_types[..., None] == types)
 
     def _state_at(
-        self, batch: EventBatch, query_times: Tensor, *, strictly: bool
+        self, batch: EventBatch, times: Float[Tensor, "B M"], known: Int[Tensor, "B M"]
     ) -> Float[Tensor, "B M R K"]:
-        """Return sums of faded events before any times, or also of those at that time."""
-        known = batch.count_before(query_times) if strictly else batch.count_until(query_times)
-        last = (known - 1).clamp(min=0)  # [B, M]
-        states = self._states(batch)
-        picked = states.gather(1, last[..., None, None].expand(-1, -1, *states.shape[2:]))
-        since = (query_times - batch.finite_times.gather(1, last)).clamp(min=0.0)
-        return torch.where((known == 0)[..., None, None], 0.0, picked * self._fade(since))
-
-    def _events_inside(
-        self, batch: EventBatch, start: Tensor, end: Tensor
-    ) -> Float[Tensor, "B M K"]:
-        """Return how many events of each type lie in (start, end)."""
-        count = self._one_hot(batch).cumsum(dim=1)
-        count = torch.nn.functional.pad(count, (0, 0, 1, 0))  # [B, N + 1, K]
-        first, last = (
-            count.gather(1, known[..., None].expand(-1, -1, self.num_types))
-            for known in (batch.count_until(start), batch.count_before(end))
-        )
-        return (last - first).clamp(min=0).double()  # negative for an empty interval at an event
+        """Return sums of faded events at any times, given how many events are known there."""
+        last = (known - 1).clamp(min=0)[..., None, None]
+        since = (times - batch.time_of_last(known, batch.first_times)).clamp(min=0.0)
+        state = self._states(batch).take_along_dim(last, 1) * self._fade(since)
+        return torch.where((known == 0)[..., None, None], 0.0, state)
 
 
-def _sum_causes(
-    weight: Float[Tensor, "K K"], state: Float[Tensor, "*S R K"]
-) -> Float[Tensor, "*S K"]:
-    """Return the sums over causing types, without a table of all pairs where kernels are shared."""
+def _sum_causes(weight: Float[Tensor, "K K"], state: Float[Tensor, "*S R K"]) -> Tensor:
+    """Return the sums [*S, K] over causing types; shared kernels need no table of all pairs."""
     if state.shape[-2] == 1:
         return state.squeeze(-2) @ weight.T
     return (weight * state).sum(dim=-1)
 
 
-def scan_decay(
-    fade: Float[Tensor, "B N *S"], jumps: Float[Tensor, "B N *S"]
-) -> Float[Tensor, "B N *S"]:
-    r"""Return $s_i = f_i s_{i-1} + j_i$ along the second axis, with $s_0 = j_0$, by doubling.
-
-    Each entry is computed from entries before it, in an order that does not depend on later ones:
-    a later event changes no bit of an earlier state.
-
-    Example:
-        >>> ones = torch.ones(1, 4)
-        >>> scan_decay(0.5 * ones, ones)
-        tensor([[1.0000, 1.5000, 1.7500, 1.8750]])
-    """
+def scan_decay(fade: Float[Tensor, "B N *S"], jumps: Float[Tensor, "B N *S"]) -> Tensor:
+    r"""Return $s_i = f_i s_{i-1} + j_i$ along the second axis, with $s_0 = j_0$, by doubling."""
+    # Sums run in an order that no later entry changes: it changes no bit of an earlier state.
     reach = 1
     while reach < jumps.shape[1]:
         summed = jumps[:, reach:] + fade[:, reach:] * jumps[:, :-reach]
@@ -573,23 +471,14 @@ def scan_decay(
 
 @dataclass(frozen=True)
 class HawkesFit:
-    """A fitted Hawkes process, and how the fit went.
-
-    Attributes:
-        process: The process.
-        log_likelihood: Nats per scored event of the data that it was fitted to.
-        is_stationary: Whether its branching matrix has a spectral radius below 1.
-        spectral_radius: That radius.
-        gradient: Largest entry of the gradient at the end, in nats per event; 0 at an optimum.
-        num_steps: Evaluations of the likelihood.
-    """
+    """A fitted Hawkes process, and how the fit went."""
 
     process: HawkesProcess
-    log_likelihood: float
-    is_stationary: bool
+    log_likelihood: float  #: Nats per scored event of the data that it was fitted to.
+    is_stationary: bool  #: Whether its branching matrix has a spectral radius below 1.
     spectral_radius: float
-    gradient: float
-    num_steps: int
+    gradient: float  #: Largest entry at the end, in nats per event; 0 at an optimum.
+    num_steps: int  #: Evaluations of the likelihood.
 
 
 def fit_hawkes(
@@ -602,21 +491,12 @@ def fit_hawkes(
 ) -> HawkesFit:
     """Return the maximum-likelihood Hawkes process, found by L-BFGS on the logs of all parameters.
 
-    The search starts from base rates that explain half of the events and kernels as long as a mean
-    gap, so the time unit does not matter. The likelihood is not concave in the decays: the optimum
-    is a local one.
-
-    Args:
-        sequences: Events, at least one of them scored.
-        decay: `shared` by all kernels, one `by_cause`, or one `by_pair` of types.
-        span: What is scored, as for `likelihood_terms`; `events` assumes that nothing before the
-            first event of a sequence matters.
-        max_steps: Largest number of evaluations of the likelihood.
-        batch_size: Sequences per batch.
+    The `decay` is `shared` by all kernels, one `by_cause`, or one `by_pair` of types; `span` is
+    that of `likelihood_terms`. After `max_steps` evaluations of the likelihood the search ends. The
+    optimum is a local one, since the likelihood is not concave in the decays.
     """
     check_choice("decay", decay, ("shared", "by_cause", "by_pair"))
-    gaps = sequences.gaps
-    mean_gap = float(gaps.mean()) if len(gaps) else 0.0
+    mean_gap = float(sequences.gaps.mean()) if len(sequences.gaps) else 0.0
     if mean_gap <= 0:
         raise ValueError("a Hawkes process needs a sequence with two events at different times")
     count = sequences.num_types
@@ -624,10 +504,11 @@ def fit_hawkes(
     counts = torch.bincount(torch.from_numpy(sequences.types), minlength=count).double() + 0.5
     share = counts / counts.sum()
     # Times in mean gaps: all parameters are then of order 1.
-    log_base = (0.5 * share).log().requires_grad_()
-    log_branching = (0.5 * share[:, None].expand(count, count)).log().clone().requires_grad_()
-    log_decay = torch.zeros(shape, dtype=torch.float64, requires_grad=True)
-    parameters = [log_base, log_branching, log_decay]
+    parameters = [
+        (0.5 * share).log().requires_grad_(),
+        (0.5 * share[:, None].expand(count, count)).log().requires_grad_(),
+        torch.zeros(shape, dtype=torch.float64, requires_grad=True),
+    ]
     batches = list(sequences.rescale(1 / mean_gap, "mean gap").batches(batch_size))
     # The first event of a sequence is scored only in a window.
     num_scored = sum(int(b.mask[:, 0 if span == "window" else 1 :].sum()) for b in batches)
@@ -639,36 +520,29 @@ def fit_hawkes(
         tolerance_change=1e-12,
         line_search_fn="strong_wolfe",
     )
-    evaluations = 0
+    losses: list[float] = []
+
+    def process_in(unit: float) -> HawkesProcess:
+        base, branching, rate = (logarithm.exp() for logarithm in parameters)
+        return HawkesProcess(base / unit, branching, rate / unit)
 
     def loss() -> float:
-        nonlocal evaluations
-        evaluations += 1
         optimizer.zero_grad()
-        total = 0.0
+        losses.append(0.0)
         for batch in batches:
-            process = HawkesProcess(log_base.exp(), log_branching.exp(), log_decay.exp())
-            part = -likelihood_terms(process, batch, span=span).per_sequence.sum() / num_scored
+            terms = likelihood_terms(process_in(1.0), batch, span=span)
+            part = -terms.per_sequence.sum() / num_scored
             part.backward()
-            total += float(part.detach())
-        return total
+            losses[-1] += float(part.detach())
+        return losses[-1]
 
     optimizer.step(loss)
     final = loss()
+    with torch.no_grad():
+        process = process_in(mean_gap)
+    nats, radius = -final - math.log(mean_gap), process.spectral_radius
     gradient = max(float(p.grad.abs().max()) for p in parameters if p.grad is not None)
-    process = HawkesProcess(
-        log_base.detach().exp() / mean_gap,
-        log_branching.detach().exp(),
-        log_decay.detach().exp() / mean_gap,
-    )
-    return HawkesFit(
-        process=process,
-        log_likelihood=-final - math.log(mean_gap),
-        is_stationary=process.is_stationary,
-        spectral_radius=process.spectral_radius,
-        gradient=gradient,
-        num_steps=evaluations,
-    )
+    return HawkesFit(process, nats, process.is_stationary, radius, gradient, len(losses))
 
 
 def simulate_hawkes(
@@ -682,16 +556,8 @@ def simulate_hawkes(
 ) -> EventSequences:
     """Return sequences drawn from a Hawkes process on (0, horizon], without a history.
 
-    Thinning updates one state per sequence, so a step costs the same however long the history is;
-    `osciformer.events.sample` draws from any process and from any history.
-
-    Args:
-        process: The process.
-        num_sequences: Number of sequences, drawn together.
-        horizon: Where the windows end.
-        generator: Source of randomness, on the CPU.
-        max_events: Largest number of events of a sequence; more are an error.
-        time_unit: Name of the unit of time.
+    A step costs the same however long the history is. The `generator` must be on the CPU; more than
+    `max_events` in a sequence are an error. `sample` draws from any process and any history.
     """
     if not (math.isfinite(horizon) and horizon > 0):
         raise ValueError(f"horizon must be positive and finite; got {horizon}")
@@ -727,7 +593,7 @@ def simulate_hawkes(
     return EventSequences(
         times[order].numpy(),
         types[order].numpy(),
-        np.concatenate([[0], np.cumsum(counts.numpy())]),
+        offsets_of(counts.numpy()),
         num_types=process.num_types,
         starts=np.zeros(num_sequences),
         ends=np.full(num_sequences, horizon),
@@ -737,16 +603,10 @@ def simulate_hawkes(
 
 def choose_hawkes(train: EventSequences, validation: EventSequences) -> Choice[HawkesProcess]:
     """Return the Hawkes process whose kernels and number of steps suit validation data best."""
-    shapes: list[DecayShape] = ["shared"]
-    if train.num_types > 1:
-        shapes.append("by_cause")
+    shapes = ["shared"] if train.num_types == 1 else ["shared", "by_cause"]
     if 1 < train.num_types <= _MOST_TYPES_BY_PAIR:
         shapes.append("by_pair")
-    candidates = (
-        (
-            {"decay": shape, "max_steps": steps},
-            fit_hawkes(train, decay=shape, max_steps=steps, batch_size=_HAWKES_BATCH).process,
-        )
-        for shape, steps in itertools.product(shapes, _HAWKES_STEPS)
-    )
-    return choose(candidates, validation)
+    grid = itertools.product(shapes, _HAWKES_STEPS)
+    settings: list[dict[str, Any]] = [{"decay": shape, "max_steps": steps} for shape, steps in grid]
+    fit = partial(fit_hawkes, train, batch_size=_HAWKES_BATCH)
+    return choose(((one, fit(**one).process) for one in settings), validation)

@@ -17,12 +17,7 @@ _LARGEST_NUM_LINES = 10
 
 
 def plot_calibration(calibration: Calibration, *, level: float = 0.95) -> Any:
-    """Return a figure of found against expected quantiles of rescaled gaps, with a band.
-
-    Args:
-        calibration: From `calibrate`.
-        level: Of the band.
-    """
+    """Return a figure of found against expected quantiles, with a band of the given level."""
     figure, axis = _figure(4.6)
     expected, found, lower, upper = calibration.quantiles(level)
     top = 1.05 * max(expected[-1], found[-1])
@@ -50,14 +45,9 @@ def plot_intensity(
     num_points: int = 1000,
     logarithmic: bool = False,
 ) -> Any:
-    """Return a figure of the intensities along one sequence, with its events below.
+    """Return a figure of the intensities along the sequence at `position`, with its events below.
 
-    Args:
-        process: The process.
-        sequences: The sequences.
-        position: Which of them to draw; it must have a window or two events.
-        num_points: Points of the curves, besides those at the events.
-        logarithmic: Whether the axis of intensities is logarithmic.
+    It must have a window or two events; `num_points` come on top of those at the events.
     """
     sequence = sequences[position]
     known = [t for t in (sequence.start, *sequence.times, sequence.end) if t is not None]
@@ -71,15 +61,13 @@ def plot_intensity(
     query = torch.from_numpy(grid)[None].to(process.device)
     rates = process.intensity(batch, query)[0].cpu().numpy()
     figure, axis = _figure(8.0)
-    names: tuple[str, ...] = sequences.type_names
+    names, types = sequences.type_names, sequence.types
     if sequences.num_types > _LARGEST_NUM_LINES:
-        rates, names = rates.sum(axis=1, keepdims=True), ("all types",)
-    for rate, name in zip(rates.T, names, strict=True):
-        axis.plot(grid, rate, linewidth=1, label=name)
-    by_type = len(names) == sequences.num_types
+        rates, names, types = rates.sum(axis=1, keepdims=True), ("all types",), 0 * types
+    axis.plot(grid, rates, linewidth=1, label=names)
     below = {"transform": axis.get_xaxis_transform(), "clip_on": False}
     for number in range(len(names)):
-        times = sequence.times[sequence.types == number] if by_type else sequence.times
+        times = sequence.times[types == number]
         height = np.full(len(times), -0.03 - 0.03 * number)
         axis.plot(times, height, "|", color=f"C{number}", **below)
     axis.set(

@@ -11,9 +11,11 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from numpy.polynomial import legendre
 
 from osciformer._text import check_choice
 from osciformer._types import Bool, Float, Int, Tensor
+from osciformer.data.ragged import offsets_of
 from osciformer.events.likelihood import NUM_NODES, kronrod_rule
 from osciformer.events.process import EventProcess, just_after, query_after
 from osciformer.events.sequences import EventBatch, EventSequences
@@ -21,40 +23,24 @@ from osciformer.events.sequences import EventBatch, EventSequences
 # Halvings that locate the median within a step of the integration.
 _BISECTIONS = 50
 # A bound found by probing is the largest of this many values, times a margin.
-_PROBES = 16
-_MARGIN = 1.5
+_PROBES, _MARGIN = 16, 1.5
 # Before a jump, an interval ends when the intensity reaches this multiple of that at its start.
 _STEEPEST = 4.0
 # A bound that proves too low is raised by this factor, at most so many times per interval.
-_RAISE = 2.0
-_LARGEST_RAISES = 30
+_RAISE, _LARGEST_RAISES = 2.0, 30
 
 
 @dataclass(frozen=True)
 class NextEvent:
-    """The next event after each event, predicted from the events up to it.
+    """The next event after each event, predicted from the events up to it; all is finite."""
 
-    All entries are finite. If the hazard dies out there may be no next event: `survival` is the
-    probability that none comes before the horizon.
-
-    Attributes:
-        mean: Expected gap, given that the event comes before the horizon; the horizon if that has
-            probability 0.
-        restricted_mean: Expected gap, where a gap beyond the horizon counts as the horizon.
-        median: The gap after which the event has come with probability 1/2, at most the horizon.
-        survival: Probability that no event comes before the horizon.
-        type_probability: Probability of each type, given that the event comes before the horizon.
-        error: Largest estimated error of the probabilities, over all events.
-        mask: True where there is an event to predict from.
-    """
-
-    mean: Float[Tensor, "B N"]
-    restricted_mean: Float[Tensor, "B N"]
-    median: Float[Tensor, "B N"]
-    survival: Float[Tensor, "B N"]
-    type_probability: Float[Tensor, "B N K"]
-    error: float
-    mask: Bool[Tensor, "B N"]
+    mean: Float[Tensor, "B N"]  #: Expected gap, given that the event comes before the horizon.
+    restricted_mean: Float[Tensor, "B N"]  #: Expected minimum of the gap and the horizon.
+    median: Float[Tensor, "B N"]  #: Median of the gap, at most the horizon.
+    survival: Float[Tensor, "B N"]  #: Probability that no event comes before the horizon.
+    type_probability: Float[Tensor, "B N K"]  #: Given that the event comes before the horizon.
+    error: float  #: Largest estimated error of the probabilities, over all events.
+    mask: Bool[Tensor, "B N"]  #: True where there is an event to predict from.
 
 
 @torch.no_grad()
@@ -72,8 +58,6 @@ def predict_next(
 
     With the survival function $S(g) = \exp(-\int_0^g \lambda)$ of the gap g,
     $$E[\min(g, H)] = \int_0^H S, \qquad p_k = \int_0^H \lambda_k S \Big/ (1 - S(H)).$$
-    Each event has its own grid of steps, shared by all integrals: a step is halved when two rules
-    differ by more than the tolerance, and doubled when they agree well.
 
     Args:
         process: The process.
@@ -82,8 +66,7 @@ def predict_next(
         tolerance: Largest error of a step, in probability and in mean gaps.
         negligible: Stop when survival falls below this.
         max_steps: Largest number of steps; more are an error.
-        scale: Length of the first steps, and unit of the tolerance of gaps; the mean gap of the
-            batch if not given.
+        scale: Length of the first steps, and unit of gaps; by default the mean gap of the batch.
     """
     if not (math.isfinite(horizon) and horizon > 0):
         raise ValueError(f"horizon must be positive and finite; got {horizon}")
@@ -107,37 +90,18 @@ def predict_next(
     divisor = comes.clamp(min=torch.finfo(comes.dtype).tiny)
     never = comes <= 1e-12
     mean = ((march.restricted - horizon * survival) / divisor).clamp(0.0, horizon)
+    mean = torch.where(never, horizon, mean)
     marks = march.marks / divisor[..., None]
-    return NextEvent(
-        mean=torch.where(never, horizon, mean),
-        restricted_mean=march.restricted,
-        median=march.median,
-        survival=survival,
-        type_probability=torch.where(never[..., None], 1.0 / process.num_types, marks),
-        error=float(march.error.masked_fill(~batch.mask, 0.0).max()),
-        mask=batch.mask,
-    )
+    marks = torch.where(never[..., None], 1.0 / process.num_types, marks)
+    error = float(march.error.masked_fill(~batch.mask, 0.0).max())
+    return NextEvent(mean, march.restricted, march.median, survival, marks, error, batch.mask)
 
 
 def predict_last(process: EventProcess, batch: EventBatch, **settings: Any) -> NextEvent:
-    """Return summaries of the distribution of the event after the last one of each row.
-
-    They equal those of `predict_next` there, without the work for all events before.
-
-    Args:
-        process: The process.
-        batch: Events.
-        **settings: Those of `predict_next`.
-
-    Returns:
-        Predictions with N = 1; the mask is False for a row without events.
-    """
+    """Return `predict_next` after the last event of each row only (N = 1), with its settings."""
     last = (batch.lengths - 1).clamp(min=0)[:, None]
-    ends = EventBatch(
-        times=batch.finite_times.gather(1, last),
-        types=batch.clean_types.gather(1, last),
-        mask=(batch.lengths > 0)[:, None],
-    )
+    times, types = (item.gather(1, last) for item in (batch.finite_times, batch.clean_types))
+    ends = EventBatch(times, types, (batch.lengths > 0)[:, None])
     settings = {"scale": _typical_gap(batch, settings["horizon"]), **settings}
     return predict_next(_AfterLast(process, batch), ends, **settings)
 
@@ -162,36 +126,28 @@ class _AfterLast(EventProcess):
 def type_probabilities_at(
     process: EventProcess, batch: EventBatch, query_times: Float[Tensor, "B M"]
 ) -> Float[Tensor, "B M K"]:
-    """Return the probability of each type, given that an event comes at the query time.
-
-    Only events strictly before count. If no event can come, all types are equally likely.
-    """
+    """Return the probability of each type if an event comes at a time; 1/K if none can come."""
     rates = process.intensity(batch, query_times)
     total = rates.sum(dim=-1, keepdim=True)
-    even = torch.full_like(rates, 1.0 / rates.shape[-1])
-    return torch.where(total > 0, rates / total.clamp(min=torch.finfo(rates.dtype).tiny), even)
+    shares = rates / total.clamp(min=torch.finfo(rates.dtype).tiny)
+    return torch.where(total > 0, shares, 1.0 / rates.shape[-1])
 
 
 class _March:
     """Integrals after each event [B, N] up to its `gap`, advanced by adaptive steps."""
 
-    def __init__(
-        self, process: EventProcess, batch: EventBatch, horizon: float, scale: float
-    ) -> None:
+    def __init__(self, process: EventProcess, batch: EventBatch, horizon: float, scale: float):
         self.process, self.batch, self.scale = process, batch, scale
         zeros = torch.zeros(batch.mask.shape, dtype=torch.float64, device=batch.times.device)
         self.gap = self.hazard = self.restricted = self.error = zeros
-        self.step = torch.full_like(zeros, scale)
-        self.median = torch.full_like(zeros, horizon)
+        self.step, self.median = torch.full_like(zeros, scale), torch.full_like(zeros, horizon)
         self.marks = zeros[..., None].repeat(1, 1, process.num_types)
         self.rule = kronrod_rule(zeros.device)
         # Integrals from 0 to each node of the polynomial through values at all nodes.
-        basis = np.polynomial.legendre.legvander(2 * self.rule.nodes.cpu().numpy() - 1, NUM_NODES)
+        basis = legendre.legvander(2 * self.rule.nodes.cpu().numpy() - 1, NUM_NODES)
         self.running = torch.from_numpy(basis @ _antiderivative()).to(zeros.device)
-        edges = zeros.new_tensor([horizon])
-        if process.gap_breaks is not None:
-            edges = torch.cat([process.gap_breaks.to(zeros), edges]).clamp(max=horizon)
-        self.edges = edges
+        breaks = zeros.new_zeros(0) if process.gap_breaks is None else process.gap_breaks
+        self.edges = torch.cat([breaks.to(zeros), zeros.new_tensor([horizon])]).clamp(max=horizon)
 
     def advance(self, live: Bool[Tensor, "B N"], tolerance: float) -> None:
         """Try a step after each live event, and keep the accurate ones."""
@@ -207,13 +163,11 @@ class _March:
         rates = torch.where(live[..., None, None], rates, 0.0)
         total = rates.sum(dim=-1)  # [B, N, nodes]
         survival = torch.exp(-(self.hazard[..., None] + step[..., None] * (total @ self.running.T)))
-        fine, late = total @ kronrod, survival @ kronrod
-        late_error = (late - survival @ gauss).abs()
         comes = total * survival
-        comes_error = (comes @ kronrod - comes @ gauss).abs()
-        left = torch.exp(-self.hazard)
-        error = step * ((fine - total @ gauss).abs() * left + comes_error)
-        error = error + step / self.scale * late_error
+        fine, late = total @ kronrod, survival @ kronrod
+        off, late_off = (fine - total @ gauss).abs(), (late - survival @ gauss).abs()
+        comes_off = (comes @ kronrod - comes @ gauss).abs()
+        error = step * (off * torch.exp(-self.hazard) + comes_off) + step / self.scale * late_off
         good = live & (error <= tolerance) & torch.isfinite(error)
         # A step that cannot be halved any more is taken, and its error is reported.
         taken = good | (live & (self.gap + step / 2 <= self.gap))
@@ -243,22 +197,19 @@ def _typical_gap(batch: EventBatch, horizon: float) -> float:
 @lru_cache(maxsize=1)
 def _antiderivative() -> Float[np.ndarray, "16 15"]:
     """Return Legendre coefficients of the integral from 0, for values at the nodes on [0, 1]."""
-    legendre = np.polynomial.legendre
     nodes = 2 * kronrod_rule().nodes.numpy() - 1
     coefficients = np.linalg.inv(legendre.legvander(nodes, NUM_NODES - 1))
     return legendre.legint(coefficients, lbnd=-1) / 2
 
 
-def _locate_median(
-    total: Float[Tensor, "R n"], before: Float[Tensor, "R"], step: Float[Tensor, "R"]
-) -> Float[Tensor, "R"]:
-    """Return the part of each step after which the integrated hazard is log 2."""
+def _locate_median(total: Float[Tensor, "R n"], before: Tensor, step: Tensor) -> Tensor:
+    """Return the part [R] of each step after which the integrated hazard is log 2."""
     coefficients = total.cpu().numpy() @ _antiderivative().T
     missing = (math.log(2.0) - before.cpu().numpy()) / step.cpu().numpy()
     low, high = np.zeros(len(total)), np.ones(len(total))
     for _ in range(_BISECTIONS):
         middle = (low + high) / 2
-        basis = np.polynomial.legendre.legvander(2 * middle - 1, NUM_NODES)
+        basis = legendre.legvander(2 * middle - 1, NUM_NODES)
         below = (basis * coefficients).sum(axis=-1) < missing
         low, high = np.where(below, middle, low), np.where(below, high, middle)
     return torch.from_numpy((low + high) / 2).to(total.device)
@@ -270,22 +221,13 @@ class InvalidBoundError(RuntimeError):
 
 @dataclass(frozen=True)
 class Futures:
-    """Sequences drawn from a process.
+    """Sequences drawn from a process."""
 
-    Attributes:
-        sequences: The drawn events, without the histories; ids are the rows of `source`. Windows
-            run from the end of each history to the requested end.
-        source: The row of the batch of histories that each one continues.
-        is_cut: Whether a sequence stopped at the largest number of events.
-        num_candidates: Number of candidate events that were accepted or rejected.
-        num_raised: How often a bound found by probing proved too low and was raised.
-    """
-
-    sequences: EventSequences
-    source: Int[np.ndarray, "R"]
-    is_cut: Bool[np.ndarray, "R"]
-    num_candidates: int
-    num_raised: int
+    sequences: EventSequences  #: The drawn events, without the histories; ids are `source`.
+    source: Int[np.ndarray, "R"]  #: The row of the batch of histories that each one continues.
+    is_cut: Bool[np.ndarray, "R"]  #: Whether it stopped at the largest number of events.
+    num_candidates: int  #: Number of candidate events that were accepted or rejected.
+    num_raised: int  #: How often a bound found by probing proved too low and was raised.
 
 
 @torch.no_grad()
@@ -304,20 +246,17 @@ def sample(
 ) -> Futures:
     """Return futures of histories, all drawn together by thinning.
 
-    Candidates come at the rate of a bound of the intensity, and each is accepted with the
-    probability intensity / bound. If the intensity exceeds the `upper_bound` of the process, an
-    `InvalidBoundError` is raised. If the process has none, its intensity is probed on short
-    intervals, and around each jump that `gap_breaks` names. If a candidate shows that such a bound
-    is too low, the bound is raised and the interval is drawn again. A peak between the probes that
-    no candidate meets goes unseen, so a process with sharp peaks should state its bound.
+    If the intensity exceeds the `upper_bound` of the process, an `InvalidBoundError` is raised. If
+    the process has no bound, its intensity is probed on short intervals and around each of its
+    `gap_breaks`. A peak between the probes can go unseen, so a process with sharp peaks should
+    state its bound.
 
     Args:
         process: The process.
         histories: What has happened before; rows may be empty.
         until: Where futures end, as a time.
         generator: Source of randomness, on the CPU: the same seed gives the same futures.
-        start: Where futures begin, not before the last event; by default the time of the last
-            event, or without events the start of the window, or 0.
+        start: Where futures begin, not before the last event; there if not given.
         num_futures: Futures of each history.
         max_events: Largest number of events of a future.
         at_limit: What happens to a future with more events: an `error`, or it is cut (`stop`).
@@ -326,9 +265,8 @@ def sample(
     """
     check_choice("at_limit", at_limit, ("error", "stop"))
     if num_futures < 1 or max_events < 1:
-        raise ValueError(
-            f"num_futures and max_events must be at least 1; got {num_futures} and {max_events}"
-        )
+        got = f"{num_futures} and {max_events}"
+        raise ValueError(f"num_futures and max_events must be at least 1; got {got}")
     histories = histories.to(process.device)
     begin = histories.last_times if start is None else _per_row(start, histories)
     end = _per_row(until, histories)
@@ -338,9 +276,9 @@ def sample(
             f"{begin.tolist()[:5]}, ends {end.tolist()[:5]}"
         )
     source = torch.arange(len(histories)).repeat_interleave(num_futures)
-    walk = _Thinning(process, histories, source, begin[source], end[source], generator)
+    walk = _Thinning(process, histories.take(source.to(end.device)), begin[source], end[source])
     while len(walk.live):
-        walk.draw()
+        walk.draw(generator)
         full = walk.num_new >= max_events
         if at_limit == "error" and bool((full & (walk.now < walk.end)).any()):
             raise RuntimeError(
@@ -350,7 +288,23 @@ def sample(
         walk.live = walk.live[~full[walk.live]]
         if progress is not None:
             progress(len(source) - len(walk.live), len(source))
-    return walk.finish(max_events, time_unit)
+    events, counts = walk.events, walk.num_new.cpu()
+    steps = torch.arange(events.times.shape[1], device=events.times.device)
+    drawn = events.mask & (steps >= walk.num_old[:, None])
+    now, ends = walk.now.cpu(), walk.end.cpu()
+    is_cut = (counts >= max_events) & (now < ends)
+    sequences = EventSequences(
+        events.times[drawn].cpu().numpy(),
+        events.types[drawn].cpu().numpy(),
+        offsets_of(counts.numpy()),
+        ids=source.numpy(),
+        num_types=process.num_types,
+        starts=walk.begin.cpu().numpy(),
+        # A cut future is observed only until its last event.
+        ends=torch.where(is_cut, now, ends).numpy(),
+        time_unit=time_unit,
+    )
+    return Futures(sequences, source.numpy(), is_cut.numpy(), walk.num_candidates, walk.num_raised)
 
 
 def _per_row(value: float | Float[Tensor, "B"], histories: EventBatch) -> Float[Tensor, "B"]:
@@ -365,33 +319,23 @@ def _per_row(value: float | Float[Tensor, "B"], histories: EventBatch) -> Float[
 class _Thinning:
     """Unfinished futures: their events so far, and the time each has reached."""
 
-    def __init__(
-        self,
-        process: EventProcess,
-        histories: EventBatch,
-        source: Tensor,
-        begin: Tensor,
-        end: Tensor,
-        generator: torch.Generator,
-    ) -> None:
-        self.process, self.generator = process, generator
-        self.source, self.begin, self.end, self.now = source, begin, end, begin.clone()
-        self.events = histories.take(source.to(histories.times.device))
-        self.num_old = self.events.lengths
+    def __init__(self, process: EventProcess, events: EventBatch, begin: Tensor, end: Tensor):
+        self.process, self.events = process, events
+        self.begin, self.end, self.now = begin, end, begin.clone()
+        self.num_old = events.lengths
         self.num_new = torch.zeros_like(self.num_old)
         self.live = (self.now < self.end).nonzero()[:, 0]
         self.factor = torch.ones_like(begin)  # of bounds that were found too low
         self.width = end - begin  # over which a bound of the process is asked for
         self.num_candidates = self.num_raised = 0
 
-    def draw(self) -> None:
+    def draw(self, generator: torch.Generator) -> None:
         """Draw a candidate for each live future, and accept it or not."""
         live = self.live
         batch, now, end = self.events.take(live), self.now[live], self.end[live]
+        draws = torch.rand(3, len(live), generator=generator, dtype=torch.float64).to(now.device)
         with self.process.remember(batch):
             bound, stop, is_given = self._bound(batch, now, end)
-            draws = torch.rand(3, len(live), generator=self.generator, dtype=torch.float64)
-            draws = draws.to(now.device)
             # If the bound is 0, nothing comes and the wait is infinite.
             candidate = now - torch.log1p(-draws[0]) / bound
             inside = candidate <= stop
@@ -445,42 +389,17 @@ class _Thinning:
         peaks = self.process.total_intensity(batch, probes).double().cummax(dim=1).values
         if breaks is not None:
             # A bound that holds for a peak ahead would reject nearly all that comes before it.
-            reached = (peaks <= _STEEPEST * peaks[:, :1]).sum(dim=1, keepdim=True)
-            reached = (reached - 1).clamp(min=0)
+            reached = (peaks <= _STEEPEST * peaks[:, :1]).sum(dim=1, keepdim=True).clamp(min=1) - 1
             stop, peaks = probes.gather(1, reached)[:, 0], peaks.gather(1, reached)
         return peaks[:, -1] * _MARGIN * self.factor[self.live], stop, False
 
     def _append(self, rows: Tensor, times: Tensor, types: Tensor) -> None:
-        if not len(rows):
-            return
-        slot = self.events.lengths[rows]
-        width = self.events.times.shape[1]
-        if int(slot.max()) >= width:
-            longer = {
-                name: torch.nn.functional.pad(getattr(self.events, name), (0, width))
-                for name in ("times", "types", "mask")
-            }
-            self.events = replace(self.events, **longer)
-        self.events.times[rows, slot] = times
-        self.events.types[rows, slot] = types
-        self.events.mask[rows, slot] = True
+        events, slot = self.events, self.events.lengths[rows]
+        width = events.times.shape[1]
+        if bool((slot >= width).any()):
+            pad, names = torch.nn.functional.pad, ("times", "types", "mask")
+            longer = {name: pad(getattr(events, name), (0, width)) for name in names}
+            self.events = events = replace(events, **longer)
+        events.times[rows, slot], events.types[rows, slot] = times, types
+        events.mask[rows, slot] = True
         self.num_new[rows] += 1
-
-    def finish(self, max_events: int, time_unit: str | None) -> Futures:
-        """Return the events after the histories as sequences."""
-        steps = torch.arange(self.events.times.shape[1], device=self.events.times.device)
-        drawn = self.events.mask & (steps >= self.num_old[:, None])
-        source = self.source.cpu().numpy()
-        is_cut = ((self.num_new >= max_events) & (self.now < self.end)).cpu()
-        sequences = EventSequences(
-            self.events.times[drawn].cpu().numpy(),
-            self.events.types[drawn].cpu().numpy(),
-            np.concatenate([[0], np.cumsum(self.num_new.cpu().numpy())]),
-            ids=source,
-            num_types=self.process.num_types,
-            starts=self.begin.cpu().numpy(),
-            # A cut future is observed only until its last event.
-            ends=torch.where(is_cut, self.now.cpu(), self.end.cpu()).numpy(),
-            time_unit=time_unit,
-        )
-        return Futures(sequences, source, is_cut.numpy(), self.num_candidates, self.num_raised)

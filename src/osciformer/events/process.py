@@ -26,8 +26,7 @@ class EventProcess(ABC):
     """
 
     num_types: int
-    # Where this process expects its batches.
-    device: torch.device | str = "cpu"
+    device: torch.device | str = "cpu"  # where it expects its batches
     # Times since the last event (or the start of the window) at which the intensity jumps or has a
     # corner, increasing [P]; integrators of `predict_next` do not step across them.
     gap_breaks: Float[Tensor, "P"] | None = None
@@ -36,22 +35,13 @@ class EventProcess(ABC):
     def intensity(
         self, batch: EventBatch, query_times: Float[Tensor, "B M"]
     ) -> Float[Tensor, "B M K"]:
-        """Return the intensity of each type at any times, as left limits.
+        """Return the intensity of each type, in events per unit of time, at any times (float64).
 
         The value at t depends only on the events of its row strictly before t: an event at t sees
-        neither itself nor others at the same time.
-
-        Args:
-            batch: Events; padding must not matter, whatever it holds.
-            query_times: Times, float64, in any order.
-
-        Returns:
-            Intensities, not negative, in events per unit of time.
+        neither itself nor others at the same time. Padding must not matter, whatever it holds.
         """
 
-    def total_intensity(
-        self, batch: EventBatch, query_times: Float[Tensor, "B M"]
-    ) -> Float[Tensor, "B M"]:
+    def total_intensity(self, batch: EventBatch, query_times: Tensor) -> Float[Tensor, "B M"]:
         """Return the intensity of any event, the sum over types."""
         return self.intensity(batch, query_times).sum(dim=-1)
 
@@ -65,7 +55,7 @@ class EventProcess(ABC):
         return None
 
     def total_compensator(
-        self, batch: EventBatch, start: Float[Tensor, "B M"], end: Float[Tensor, "B M"]
+        self, batch: EventBatch, start: Tensor, end: Tensor
     ) -> Float[Tensor, "B M"] | None:
         """Return the exact integral of the intensity of any event, or None; see `compensator`."""
         by_type = self.compensator(batch, start, end)
@@ -91,8 +81,7 @@ class EventProcess(ABC):
 
         The value at (b, i, g) is the intensity at `times[b, i] + gaps[b, i, g]` given only the
         events up to and including i. A gap of 0 stands for just after the event. Values at padding
-        are finite but have no meaning. This default builds a history for each event; a process with
-        a state after each event should override it.
+        are finite but have no meaning. A process with a state after each event should override it.
         """
         size, width, num_gaps = gaps.shape
         rows = torch.arange(size, device=gaps.device).repeat_interleave(width)
@@ -108,16 +97,11 @@ class EventProcess(ABC):
     def total_compensator_after(
         self, batch: EventBatch, gaps: Float[Tensor, "B N G"]
     ) -> Float[Tensor, "B N G"] | None:
-        """Return exact integrals of `intensity_after`, summed over types, from 0 to gaps, or None.
-
-        Values at padding have no meaning.
-        """
+        """Return exact integrals of `intensity_after` from 0 to gaps, over all types, or None."""
         return None
 
 
-def query_after(
-    event_times: Float[Tensor, "*#S"], gaps: Float[Tensor, "*#S"]
-) -> Float[Tensor, "*#S"]:
+def query_after(event_times: Tensor, gaps: Tensor) -> Tensor:
     """Return times at some gaps after events, strictly later even where the sum rounds down."""
     return torch.maximum(event_times + gaps, just_after(event_times))
 
@@ -134,8 +118,7 @@ def batches_for(
     if process.num_types != sequences.num_types:
         raise ValueError(
             f"the process has {process.num_types} types and the sequences have "
-            f"{sequences.num_types}; pass type_names or num_types of the training data when "
-            "reading them"
+            f"{sequences.num_types}; read them with type_names or num_types of the training data"
         )
     for batch in sequences.batches(batch_size):
         yield batch.to(process.device)

@@ -20,23 +20,14 @@ UNNAMED_UNIT = "unit of the data"
 
 @dataclass(frozen=True)
 class EventBatch:
-    """Sequences of events, padded at the end to the longest one.
+    """Sequences of events, padded at the end to the longest one."""
 
-    Attributes:
-        times: Event times, float64, not decreasing; padding may hold anything.
-        types: Event types, int64.
-        mask: True where there is an event; events come first in each row.
-        starts: Where the observed windows begin, or None.
-        ends: Where they end, or None.
-        index: Position of each sequence in its container, or None.
-    """
-
-    times: Float[Tensor, "B N"]
-    types: Int[Tensor, "B N"]
-    mask: Bool[Tensor, "B N"]
-    starts: Float[Tensor, "B"] | None = None
-    ends: Float[Tensor, "B"] | None = None
-    index: Int[Tensor, "B"] | None = None
+    times: Float[Tensor, "B N"]  #: Event times, float64, not decreasing; padding may hold anything.
+    types: Int[Tensor, "B N"]  #: Event types, int64.
+    mask: Bool[Tensor, "B N"]  #: True where there is an event; events come first in each row.
+    starts: Float[Tensor, "B"] | None = None  #: Where the observed windows begin, or None.
+    ends: Float[Tensor, "B"] | None = None  #: Where they end, or None.
+    index: Int[Tensor, "B"] | None = None  #: Position of each sequence in its container, or None.
 
     def __len__(self) -> int:
         return len(self.times)
@@ -64,17 +55,21 @@ class EventBatch:
     @property
     def last_times(self) -> Float[Tensor, "B"]:
         """Time of the last event; if there is none, the start of the window, or 0."""
-        return self._time_at(self.lengths - 1)
+        return self._time_of_last(self.lengths)
 
     @property
     def first_times(self) -> Float[Tensor, "B"]:
         """Time of the first event; if there is none, the start of the window, or 0."""
-        return self._time_at(torch.zeros_like(self.lengths))
+        return self._time_of_last(self.lengths.clamp(max=1))
 
-    def _time_at(self, position: Int[Tensor, "B"]) -> Float[Tensor, "B"]:
-        picked = self.finite_times.gather(1, position.clamp(min=0)[:, None])[:, 0]
-        fallback = torch.zeros_like(picked) if self.starts is None else self.starts
-        return torch.where(self.lengths == 0, fallback, picked)
+    def _time_of_last(self, known: Int[Tensor, "B"]) -> Float[Tensor, "B"]:
+        none = self.times.new_zeros(len(self)) if self.starts is None else self.starts
+        return self.time_of_last(known[:, None], none)[:, 0]
+
+    def time_of_last(self, known: Int[Tensor, "B M"], none: Float[Tensor, "B"]) -> Tensor:
+        """Return the times [B, M] of the last of the first `known` events; `none` if that is 0."""
+        last = self.finite_times.gather(1, (known - 1).clamp(min=0))
+        return torch.where(known > 0, last, none[:, None])
 
     def count_before(self, query_times: Float[Tensor, "B M"]) -> Int[Tensor, "B M"]:
         """Return how many events of the same row lie strictly before each query."""
@@ -89,13 +84,9 @@ class EventBatch:
         """Return the first `num_events` events of each of the rows, which may repeat."""
         width = max(1, int(num_events.max())) if len(rows) else 1
         known = self.take(rows)
-        is_known = torch.arange(width, device=self.times.device) < num_events[:, None]
-        return replace(
-            known,
-            times=known.times[:, :width],
-            types=known.types[:, :width],
-            mask=known.mask[:, :width] & is_known,
-        )
+        mask = known.mask[:, :width]
+        mask = mask & (torch.arange(width, device=mask.device) < num_events[:, None])
+        return replace(known, times=known.times[:, :width], types=known.types[:, :width], mask=mask)
 
     def take(self, rows: Int[Tensor, "R"]) -> EventBatch:
         """Return some of the rows."""
@@ -112,21 +103,13 @@ class EventBatch:
 
 @dataclass(frozen=True)
 class EventSequence:
-    """One sequence of an `EventSequences`; its arrays are views.
-
-    Attributes:
-        id: Its name.
-        times: Event times [N], float64.
-        types: Event types [N], int64.
-        start: Where the observed window begins, or None.
-        end: Where the observed window ends, or None.
-    """
+    """One sequence of an `EventSequences`; its arrays are views."""
 
     id: Any
     times: Float[np.ndarray, "N"]
     types: Int[np.ndarray, "N"]
-    start: float | None = None
-    end: float | None = None
+    start: float | None = None  #: Where the observed window begins, or None.
+    end: float | None = None  #: Where the observed window ends, or None.
 
     def __len__(self) -> int:
         return len(self.times)
@@ -135,21 +118,12 @@ class EventSequence:
 class EventSequences:
     """Many sequences of events, each event with a time and a type, in flat arrays.
 
-    `len()` counts sequences. A slice, a boolean mask or an integer array as index returns an
-    `EventSequences`, as scikit-learn's splitters expect; a single integer returns an
-    `EventSequence`.
-
-    Unusual input:
-
-    * Times must be finite and must not decrease within a sequence; they may be negative, since only
-      differences matter. Types must be from 0 to K-1.
-    * Events at the same time are kept in the order of their rows. Each is predicted from the
-      events strictly before that time, so they do not see each other, and the gap of zero between
-      them adds nothing to the compensator. `ties` counts them.
-    * A sequence with one event or none contributes only its window to a likelihood, if it has one.
+    `len()` counts sequences. An integer as index returns an `EventSequence`; a slice, a boolean
+    mask or an integer array returns an `EventSequences`, as scikit-learn's splitters expect. Events
+    at the same time keep their order but do not see each other; `ties` counts them.
 
     Args:
-        times: Times of all events, in one unit, not decreasing within a sequence.
+        times: Times of all events, finite, in one unit, not decreasing within a sequence.
         types: Their types, 0 to K-1.
         offsets: Row at which each sequence begins, followed by T.
         ids: Names of the sequences [n]; 0, 1, ... if not given.
@@ -201,18 +175,25 @@ class EventSequences:
         self.num_types = int(num_types)
         names = map(str, range(self.num_types)) if type_names is None else type_names
         self.type_names = ragged.check_names("type_names", tuple(names), self.num_types, "type")
-        self._check_types()
+        wrong = (self.types < 0) | (self.types >= self.num_types)
+        if wrong.any():
+            row = int(np.argmax(wrong))
+            sequence, step = ragged.locate(self.offsets, row)
+            raise ValueError(
+                f"types must be from 0 to {self.num_types - 1}; event {step} of sequence "
+                f"{self.ids[sequence]!s} has type {self.types[row]}. Types count from 0; pass a "
+                "larger num_types if there are more of them"
+            )
         self.time_axis = TimeAxis() if time_axis is None else time_axis
         self.origins = None if origins is None else np.asarray(origins)
-        if (self.origins is None) != (self.time_axis.origin != "series") or (
-            self.origins is not None and self.origins.shape != (count,)
-        ):
-            raise ValueError(
-                f"origins [{count}] must be given for time_axis.origin='series', and only then"
-            )
+        wanted = (count,) if self.time_axis.origin == "series" else None
+        if wanted != (None if self.origins is None else self.origins.shape):
+            raise ValueError(f"origins must be [{count}] if time_axis.origin='series', else None")
         self.time_unit = time_unit or self.time_axis.unit or UNNAMED_UNIT
-        self.starts = None if starts is None else _window_edges("starts", starts, count)
-        self.ends = None if ends is None else _window_edges("ends", ends, count)
+        self.starts, self.ends = (
+            None if edges is None else _window_edges(name, edges, count)
+            for name, edges in (("starts", starts), ("ends", ends))
+        )
         self._check_windows()
 
     @classmethod
@@ -225,19 +206,13 @@ class EventSequences:
             times: One array [N] per sequence.
             types: One array [N] of integers per sequence; all of type 0 if not given.
             **others: As for the class.
-
-        Example:
-            >>> EventSequences.from_arrays([[0.0, 1.0], []], [[0, 2], []]).lengths
-            array([2, 0])
         """
         moments = [ragged.as_float_array("times", item, np.float64) for item in times]
-        kinds = [np.zeros(len(m), np.int64) for m in moments] if types is None else list(types)
-        if len(kinds) != len(moments):
-            raise ValueError(
-                f"times and types must have one entry per sequence; got {len(moments)} and "
-                f"{len(kinds)}"
-            )
-        kinds = [np.asarray(kind) if len(kind) else np.empty(0, np.int64) for kind in kinds]
+        types = [np.zeros(len(moment), np.int64) for moment in moments] if types is None else types
+        if len(types) != len(moments):
+            got = f"{len(moments)} and {len(types)}"
+            raise ValueError(f"times and types must have one entry per sequence; got {got}")
+        kinds = [np.asarray(kind) if len(kind) else np.empty(0, np.int64) for kind in types]
         for number, (moment, kind) in enumerate(zip(moments, kinds, strict=True)):
             if moment.ndim != 1 or kind.shape != moment.shape:
                 raise ValueError(
@@ -297,15 +272,10 @@ class EventSequences:
         if isinstance(key, tuple) and len(key) == 2 and key[1] is Ellipsis:
             key = key[0]  # scikit-learn indexes with [rows, ...]
         if isinstance(key, int | np.integer):
-            (position,) = ragged.positions_of([key], len(self))
-            rows = slice(self.offsets[position], self.offsets[position + 1])
-            return EventSequence(
-                id=self.ids[position],
-                times=self.times[rows],
-                types=self.types[rows],
-                start=None if self.starts is None else float(self.starts[position]),
-                end=None if self.ends is None else float(self.ends[position]),
-            )
+            (place,) = ragged.positions_of([key], len(self))
+            rows = slice(self.offsets[place], self.offsets[place + 1])
+            edges = (None if e is None else float(e[place]) for e in (self.starts, self.ends))
+            return EventSequence(self.ids[place], self.times[rows], self.types[rows], *edges)
         if isinstance(key, slice):
             key = np.arange(*key.indices(len(self)))
         index = ragged.positions_of(key, len(self))
@@ -333,14 +303,7 @@ class EventSequences:
         return self.replace(times=times, types=self.types[keep], offsets=offsets, ends=ends)
 
     def rescale(self, factor: float, time_unit: str) -> EventSequences:
-        """Return the same events with times in another unit.
-
-        Log-likelihoods per event fall by log(factor), because densities are per unit of time.
-
-        Args:
-            factor: What to multiply times by, such as 1/60 from seconds to minutes.
-            time_unit: Name of the new unit.
-        """
+        """Return the same events with times multiplied, such as by 1/60 from seconds to "min"."""
         if not (np.isfinite(factor) and factor > 0):
             raise ValueError(f"factor must be positive and finite; got {factor}")
         scaled = self._changed(lambda item: item * factor, "times", "starts", "ends")
@@ -352,25 +315,22 @@ class EventSequences:
     ) -> np.ndarray:
         """Return times as the numbers, dates (UTC) or durations that they came from.
 
-        Args:
-            times: Times in the unit of this container, of any shape; its own [T] if not given.
-            positions: The sequence that each of them belongs to, broadcast against `times`.
+        Its own [T] if none are given; `positions` are their sequences, broadcast against `times`.
         """
         if times is None:
             times, positions = self.times, ragged.series_of_rows(self.offsets)
-        origins = None if self.origins is None else self.origins[np.asarray(positions)]
-        return self.time_axis.decode(np.asarray(times, dtype=np.float64), origins)
+        return self.time_axis.decode(np.asarray(times, dtype=np.float64), self._origins(positions))
 
     def encode_times(self, moments: Any, positions: Any) -> Float[np.ndarray, "..."]:
         """Return numbers, `datetime64` (UTC) or `timedelta64` as times; see `decode_times`."""
-        origins = None if self.origins is None else self.origins[np.asarray(positions)]
-        return self.time_axis.encode(self.time_axis.ticks_of(np.asarray(moments)), origins)
+        ticks = self.time_axis.ticks_of(np.asarray(moments))
+        return self.time_axis.encode(ticks, self._origins(positions))
+
+    def _origins(self, positions: Any) -> np.ndarray | None:
+        return None if self.origins is None else self.origins[np.asarray(positions)]
 
     def batch(self, index: Any = None) -> EventBatch:
-        """Return the padded batch of the sequences at some positions, or of all.
-
-        Padding repeats the last time of its sequence, or 0, and has type 0. N is at least 1.
-        """
+        """Return the padded batch of the sequences at some positions, or of all, with N >= 1."""
         positions = np.arange(len(self)) if index is None else ragged.positions_of(index, len(self))
         lengths = self.lengths[positions]
         steps = np.arange(max(1, int(lengths.max(initial=0))))
@@ -397,29 +357,16 @@ class EventSequences:
             parts.append(f"lengths {self.lengths.min()} to {self.lengths.max()}")
         return f"EventSequences({', '.join(parts)}, time in {self.time_unit})"
 
-    def _check_types(self) -> None:
-        wrong = (self.types < 0) | (self.types >= self.num_types)
-        if wrong.any():
-            row = int(np.argmax(wrong))
-            sequence, step = ragged.locate(self.offsets, row)
-            raise ValueError(
-                f"types must be from 0 to {self.num_types - 1}; event {step} of sequence "
-                f"{self.ids[sequence]!s} has type {self.types[row]}. Types count from 0; pass a "
-                "larger num_types if there are more of them"
-            )
-
     def _check_windows(self) -> None:
         """Refuse windows that leave out events, or that end before they start."""
         some = np.flatnonzero(self.lengths > 0)
-        latest_start = np.full(len(self), np.inf) if self.ends is None else self.ends.copy()
-        earliest_end = np.full(len(self), -np.inf) if self.starts is None else self.starts.copy()
-        latest_start[some] = self.times[self.offsets[some]]
-        earliest_end[some] = self.times[self.offsets[some + 1] - 1]
-        for name, edges, exceeds, limit in (
-            ("starts", self.starts, np.greater, latest_start),
-            ("ends", self.ends, np.less, earliest_end),
-        ):
-            if edges is not None and (wrong := exceeds(edges, limit)).any():
+        starts = np.full(len(self), -np.inf) if self.starts is None else self.starts
+        ends = np.full(len(self), np.inf) if self.ends is None else self.ends
+        first, last = ends.copy(), starts.copy()
+        first[some] = self.times[self.offsets[some]]
+        last[some] = self.times[self.offsets[some + 1] - 1]
+        for name, edges, wrong in (("starts", starts, starts > first), ("ends", ends, ends < last)):
+            if wrong.any():
                 where = int(np.argmax(wrong))
                 raise ValueError(
                     f"the window of a sequence must hold its events; {name} of sequence "
@@ -429,9 +376,7 @@ class EventSequences:
 
 
 def _integer_types(types: Any, count: int) -> Int[np.ndarray, "T"]:
-    types = np.asarray(types)
-    if types.size == 0:
-        types = types.astype(np.int64)
+    types = np.asarray(types) if np.size(types) else np.empty(0, np.int64)
     if types.dtype.kind not in "iu":
         raise TypeError(
             f"types must be integers from 0; got {types.dtype}. EventSequences.from_frame reads "
@@ -467,24 +412,21 @@ def events_from_frame(
 ) -> EventSequences:
     """Return the sequences of a table with a row per event.
 
-    Rows may come in any order: sequences keep the order in which their ids first appear, and their
-    events are sorted by time; events at one time keep the order of their rows. A sequence without
-    events has no row, so a table cannot hold it: see `EventSequences.from_arrays`.
+    Rows may come in any order: sequences keep the order in which their ids first appear, and events
+    are sorted by time, in a stable way. Sequences without events need `EventSequences.from_arrays`.
 
     Args:
-        frame: A pandas, polars or pyarrow table, another one with the Arrow PyCapsule interface,
-            or a dict of columns.
+        frame: A table of pandas, polars or pyarrow, any other Arrow table, or a dict of columns.
         id: Column that says which sequence an event belongs to.
         time: Column of times: numbers, dates or durations.
         type: Column of types: text, or integers from 0; None if there is one type only.
         start: Column that says where the observed window of the sequence begins, if there is one.
         end: Column that says where it ends.
-        type_names: The allowed types in order, such as those of the training data; others are
-            refused by name. All types of the table in alphabetical order if not given.
+        type_names: The allowed types in order; by default all of the table, in alphabetical order.
         num_types: Number of types, for integers.
         unit: Unit of times that are dates or durations: ns, us, ms, s, min, h or d.
-        origin: `series`, the first event of each sequence is at 0; `absolute`, numbers stay as they
-            are and dates count from 1970; `auto` takes `series` for dates.
+        origin: Time 0: the first event (`series`); 0 or 1970 (`absolute`); `auto`: `series` for
+            dates, `absolute` for numbers.
         time_format: How to read times that are text, as in `Layout`.
         time_unit: Name of the unit, for times that are numbers.
         duplicates: `keep` events at one time, or refuse them with an `error`.
@@ -503,9 +445,8 @@ def events_from_frame(
     if table.num_rows == 0:
         raise ValueError("the table has no rows")
     rows = tables.sorted_rows(table, layout)
-    if type is None:
-        codes = np.zeros(table.num_rows, dtype=np.int64)
-    else:
+    codes = np.zeros(table.num_rows, dtype=np.int64)
+    if type is not None:
         codes, type_names = _read_types(table.column(type), type, type_names, num_types)
     events = EventSequences(
         rows.times,
@@ -541,12 +482,7 @@ def _read_types(
     column: Any, name: str, type_names: Sequence[str] | None, num_types: int | None
 ) -> tuple[Int[np.ndarray, "T"], Sequence[str] | None]:
     """Return the type of each row as a number, and the names of the types if they have any."""
-    codes, entries = tables.read_codes(column)
-    if (codes < 0).any():
-        raise ValueError(
-            f"column {name!r} has {int((codes < 0).sum())} events without a type, the first is row "
-            f"{int(np.argmin(codes))}; drop them, or give them a type of their own"
-        )
+    codes, entries = tables.read_full_codes(column, name, "a type")
     if entries.dtype.kind in "iu":
         limit = len(type_names) if type_names is not None else num_types
         wrong = entries[(entries < 0) | (entries >= (np.inf if limit is None else limit))]
@@ -558,17 +494,15 @@ def _read_types(
             )
         return entries.astype(np.int64)[codes], type_names
     if entries.dtype.kind != "U":
-        raise TypeError(
-            f"types in column {name!r} must be text or integers from 0; got {entries.dtype}"
-        )
+        wanted = "text or integers from 0"
+        raise TypeError(f"types in column {name!r} must be {wanted}; got {entries.dtype}")
     known = tuple(sorted(entries)) if type_names is None else tuple(map(str, type_names))
     position = {entry: number for number, entry in enumerate(known)}
     unknown = [str(entry) for entry in entries if entry not in position]
     if unknown:
         hint = did_you_mean(unknown[0], known) or f"the types are {list(known)}"
-        raise ValueError(
-            f"column {name!r} has types that are not known, {name_some(unknown)}; {hint}"
-        )
+        found = name_some(unknown)
+        raise ValueError(f"column {name!r} has types that are not known, {found}; {hint}")
     return np.array([position[entry] for entry in entries], dtype=np.int64)[codes], known
 
 
@@ -584,8 +518,6 @@ def _read_edges(rows: tables.SortedRows, name: str, layout: Layout) -> np.ndarra
     firsts = ticks[rows.offsets[:-1]]
     differ = ticks != np.repeat(firsts, np.diff(rows.offsets))
     if differ.any():
-        owner, _ = ragged.locate(rows.offsets, int(np.argmax(differ)))
-        raise ValueError(
-            f"column {name!r} must have one value per sequence; {rows.ids[owner]!s} has several"
-        )
+        owner = rows.ids[ragged.locate(rows.offsets, int(np.argmax(differ)))[0]]
+        raise ValueError(f"column {name!r} must have one value per sequence; {owner!s} has several")
     return axis.encode(firsts, rows.origins)

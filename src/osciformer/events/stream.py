@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -14,16 +16,11 @@ from osciformer.events.prediction import Futures, NextEvent, predict_last, sampl
 from osciformer.events.process import EventProcess
 from osciformer.events.sequences import EventBatch
 
-# Initial number of slots for events; it doubles whenever they run out.
-_FIRST_SLOTS = 16
-
 
 class EventStream:
     """Sequences that grow event by event, and can be queried at any time.
 
-    The stream keeps the events and evaluates the process on them, so all answers are the same as
-    for a batch of these events. With a `context` it keeps only the last events, which bounds memory
-    and time.
+    All answers are the same as for a batch of the events that are kept.
 
     Args:
         process: Any process; a network should be in evaluation mode.
@@ -54,15 +51,13 @@ class EventStream:
             if number is not None and number < 1:
                 raise ValueError(f"{name} must be at least 1; got {number}")
         if type_names is not None and len(type_names) != process.num_types:
-            raise ValueError(
-                f"type_names must be {process.num_types}, one per type; got {len(type_names)}"
-            )
+            given = len(type_names)
+            raise ValueError(f"type_names must be {process.num_types}, one per type; got {given}")
         self.process, self.context, self.time_unit = process, context, time_unit
         self.num_sequences = num_sequences
         self.type_names = None if type_names is None else tuple(type_names)
-        self._times = np.zeros((num_sequences, _FIRST_SLOTS))
-        self._types = np.zeros((num_sequences, _FIRST_SLOTS), dtype=np.int64)
-        self._kept = np.zeros(num_sequences, dtype=np.int64)
+        self._times = [deque[float](maxlen=context) for _ in range(num_sequences)]
+        self._types = [deque[int](maxlen=context) for _ in range(num_sequences)]
         self._seen = np.zeros(num_sequences, dtype=np.int64)
 
     @property
@@ -73,40 +68,46 @@ class EventStream:
     @property
     def last_times(self) -> Float[np.ndarray, "B"]:
         """Time of the last event of each sequence; minus infinity before the first one."""
-        last = self._times[np.arange(self.num_sequences), np.maximum(self._kept - 1, 0)]
-        return np.where(self._kept > 0, last, -np.inf)
+        return np.array([times[-1] if times else -np.inf for times in self._times])
 
     def observe(self, times: Any, types: Any = 0, *, sequence: int | None = None) -> None:
         """Add events; if one is refused, none is added.
 
         Args:
-            times: A time, or the times [M] of several events, not decreasing, and not before the
-                last event. Without `sequence` and with several sequences, one time for each [B].
+            times: A time, or several [M], not decreasing and not before the last event.
             types: Their types: numbers from 0, or names; one for all, or as many as times.
-            sequence: The sequence that they belong to. By default one event for each sequence, or
-                all for the only one.
+            sequence: Where they belong; by default one to each of the sequences, M = B, or all to
+                the only one.
         """
         moments = np.atleast_1d(np.asarray(times, dtype=np.float64))
         if moments.ndim != 1:
             raise ValueError(f"times must be a number or [M]; got {list(moments.shape)}")
         codes = np.broadcast_to(self._codes(types), moments.shape)
-        if sequence is None and self.num_sequences > 1:
-            if len(moments) != self.num_sequences:
+        count, row = self.num_sequences, sequence or 0
+        if not 0 <= row < count:
+            raise ValueError(f"sequence must be from 0 to {count - 1}; got {sequence}")
+        rows = [row] * len(moments)
+        if sequence is None and count > 1:
+            if len(moments) != count:
                 raise ValueError(
-                    f"times must be [{self.num_sequences}], one per sequence, or sequence must say "
-                    f"which one they belong to; got {len(moments)}"
+                    f"times must be [{count}], one per sequence, or sequence must say which one "
+                    f"they belong to; got {len(moments)}"
                 )
-            rows = np.arange(self.num_sequences)
-        else:
-            row = 0 if sequence is None else sequence
-            if not 0 <= row < self.num_sequences:
+            rows = list(range(count))
+        _check_finite(moments)
+        events = list(zip(rows, moments.tolist(), codes.tolist(), strict=True))
+        latest = self.last_times
+        for row, moment, _ in events:
+            if moment < latest[row]:
                 raise ValueError(
-                    f"sequence must be from 0 to {self.num_sequences - 1}; got {sequence}"
+                    f"events must come in the order of their times; {moment:g} is before "
+                    f"{latest[row]:g}, the last event of sequence {row}"
                 )
-            rows = np.full(len(moments), row)
-        self._check_order(moments, rows)
-        for row, moment, code in zip(rows.tolist(), moments.tolist(), codes.tolist(), strict=True):
-            self._append(row, moment, code)
+            latest[row] = moment
+        for row, moment, code in events:
+            self._times[row].append(moment)
+            self._types[row].append(code)
+            self._seen[row] += 1
 
     def _codes(self, types: Any) -> Int[np.ndarray, "..."]:
         given, names = np.asarray(types), self.type_names
@@ -114,81 +115,54 @@ class EventStream:
             asked = given.reshape(-1).tolist()
             unknown = [name for name in asked if name not in names]
             if unknown:
-                raise ValueError(
-                    f"there is no type {name_some(unknown)}; the types are {name_some(names)}"
-                )
+                known = name_some(names)
+                raise ValueError(f"there is no type {name_some(unknown)}; the types are {known}")
             return np.array([names.index(name) for name in asked], int).reshape(given.shape)
         if given.dtype.kind not in "iu":
-            raise TypeError(
-                f"types must be integers from 0{', or names' if names else ''}; got {given.dtype}"
-            )
-        wrong = given[(given < 0) | (given >= self.process.num_types)]
+            allowed = f"integers from 0{', or names' if names else ''}"
+            raise TypeError(f"types must be {allowed}; got {given.dtype}")
+        largest = self.process.num_types - 1
+        wrong = given[(given < 0) | (given > largest)]
         if wrong.size:
-            raise ValueError(
-                f"types must be from 0 to {self.process.num_types - 1}; got {wrong.flat[0]}"
-            )
+            raise ValueError(f"types must be from 0 to {largest}; got {wrong.flat[0]}")
         return given.astype(np.int64)
-
-    def _check_order(self, moments: Float[np.ndarray, "M"], rows: Int[np.ndarray, "M"]) -> None:
-        _check_finite(moments)
-        latest = self.last_times
-        for row, moment in zip(rows.tolist(), moments.tolist(), strict=True):
-            if moment < latest[row]:
-                raise ValueError(
-                    f"events must come in the order of their times; {moment:g} is before "
-                    f"{latest[row]:g}, the last event of sequence {row}"
-                )
-            latest[row] = moment
-
-    def _append(self, row: int, moment: float, code: int) -> None:
-        slot = int(self._kept[row])
-        if slot == self._times.shape[1]:
-            self._times = np.pad(self._times, ((0, 0), (0, slot)))
-            self._types = np.pad(self._types, ((0, 0), (0, slot)))
-        self._times[row, slot], self._types[row, slot] = moment, code
-        self._seen[row] += 1
-        self._kept[row] += 1
-        # The older half of twice the context is dropped at once, so that events rarely move.
-        if self.context is not None and self._kept[row] > 2 * self.context:
-            for array in (self._times, self._types):
-                array[row, : self.context] = array[row, slot + 1 - self.context : slot + 1]
-            self._kept[row] = self.context
 
     def batch(self) -> EventBatch:
         """Return the events that are kept, on the device of the process."""
-        known = self._kept if self.context is None else np.minimum(self._kept, self.context)
-        steps = np.arange(max(1, int(known.max())))
-        last = np.maximum(self._kept - 1, 0)[:, None]
-        where = (
-            np.arange(len(known))[:, None],
-            np.minimum((self._kept - known)[:, None] + steps, last),
-        )
-        arrays = (self._times[where], self._types[where], steps < known[:, None])
-        return EventBatch(*map(torch.from_numpy, arrays)).to(self.process.device)
+        lengths = np.array([len(times) for times in self._times])
+        mask = np.arange(max(1, lengths.max())) < lengths[:, None]
+        times, types = np.zeros(mask.shape), np.zeros(mask.shape, dtype=np.int64)
+        times[mask] = np.fromiter(chain.from_iterable(self._times), np.float64)
+        types[mask] = np.fromiter(chain.from_iterable(self._types), np.int64)
+        return EventBatch(*map(torch.from_numpy, (times, types, mask))).to(self.process.device)
 
     @torch.no_grad()
     def intensity(self, times: Any) -> Float[np.ndarray, "..."]:
-        """Return the rates of all types at a time, if nothing happens before it.
+        """Return the rates [B, K] of all types at a time, if nothing happens before it.
 
-        Args:
-            times: A time for all sequences, or one for each [B], or several for each [B, M]; not
-                before the last event. At the time of the last event it is the rate just before it.
-
-        Returns:
-            Events per unit of time, [B, K]; [B, M, K] for several times.
+        `times` is one for all sequences, or [B]; or [B, M], for rates [B, M, K]. None lies before
+        the last event; at its time the rate is that just before it.
         """
-        asked = self._after_last(times)
-        query = torch.from_numpy(asked.reshape(self.num_sequences, -1)).to(self.process.device)
-        rates: np.ndarray = self.process.intensity(self.batch(), query).cpu().numpy()
+        count, last = self.num_sequences, self.last_times
+        asked = np.asarray(times, dtype=np.float64)
+        asked = np.full(count, asked) if asked.ndim == 0 else asked
+        if asked.ndim > 2 or len(asked) != count:
+            shape = list(asked.shape)
+            raise ValueError(f"times must be a number, [{count}] or [{count}, M]; got {shape}")
+        _check_finite(asked)
+        query = asked.reshape(count, -1)
+        early = query < last[:, None]
+        if early.any():
+            raise ValueError(
+                f"times must not lie before the last event; {query[early][0]:g} is asked, and the "
+                f"last events are at {last.tolist()[:5]}"
+            )
+        at = torch.from_numpy(query).to(self.process.device)
+        rates: np.ndarray = self.process.intensity(self.batch(), at).cpu().numpy()
         return rates[:, 0] if asked.ndim == 1 else rates
 
     def predict_next(self, *, horizon: float, tolerance: float = 1e-6) -> NextEvent:
-        """Return the prediction after the last event of each sequence, with N = 1.
-
-        Args:
-            horizon: Where to stop, as a gap.
-            tolerance: As for `osciformer.events.predict_next`.
-        """
+        """Return `osciformer.events.predict_last` of the sequences."""
         self._need_events("a prediction")
         return predict_last(self.process, self.batch(), horizon=horizon, tolerance=tolerance)
 
@@ -200,13 +174,9 @@ class EventStream:
         now: float | Float[Tensor, "B"] | None = None,
         **settings: Any,
     ) -> Futures:
-        """Return futures of the sequences; see `osciformer.events.sample`.
+        """Return futures of the sequences; settings are those of `osciformer.events.sample`.
 
-        Args:
-            until: Where futures end, as a time.
-            generator: Source of randomness.
-            now: Until when nothing further has happened; the last event if not given.
-            **settings: `num_futures`, `max_events`, `at_limit` and `progress` of `sample`.
+        Until `now` nothing further has happened; it is the last event if not given.
         """
         self._need_events("a future")
         settings = {"start": now, "time_unit": self.time_unit, **settings}
@@ -214,31 +184,15 @@ class EventStream:
 
     def reset(self, sequence: int | None = None) -> None:
         """Forget the events of a sequence, or of all."""
-        rows = slice(None) if sequence is None else sequence
-        self._kept[rows] = self._seen[rows] = 0
-
-    def _after_last(self, times: Any) -> Float[np.ndarray, "..."]:
-        asked = np.asarray(times, dtype=np.float64)
-        if asked.ndim == 0:
-            asked = np.full(self.num_sequences, asked)
-        if asked.ndim > 2 or len(asked) != self.num_sequences:
-            raise ValueError(
-                f"times must be a number, [{self.num_sequences}] or [{self.num_sequences}, M]; "
-                f"got {list(asked.shape)}"
-            )
-        _check_finite(asked)
-        early = asked < (self.last_times if asked.ndim == 1 else self.last_times[:, None])
-        if early.any():
-            raise ValueError(
-                f"times must not lie before the last event; {asked[early][0]:g} is asked, and the "
-                f"last events are at {self.last_times.tolist()[:5]}"
-            )
-        return asked
+        for row in range(self.num_sequences) if sequence is None else [sequence]:
+            self._times[row].clear()
+            self._types[row].clear()
+            self._seen[row] = 0
 
     def _need_events(self, what: str) -> None:
-        if (self._kept == 0).any():
-            row = int(np.argmax(self._kept == 0))
-            raise ValueError(f"{what} needs an event to start from; sequence {row} has none")
+        for row, times in enumerate(self._times):
+            if not times:
+                raise ValueError(f"{what} needs an event to start from; sequence {row} has none")
 
 
 def _check_finite(times: Float[np.ndarray, "..."]) -> None:

@@ -35,9 +35,6 @@ def frequency_range(
     Returns:
         `(low, high)` in radians per unit of time, `low <= high`.
 
-    Raises:
-        ValueError: If a present time is not finite, or no series has two distinct times.
-
     Example:
         >>> low, high = frequency_range(torch.tensor([[0.0, 1.0, 2.0, 4.0]]))
         >>> round(low, 4), round(high, 4)
@@ -56,11 +53,9 @@ def frequency_range(
         raise ValueError(
             f"times must be finite where mask is True; times{list(where)} = {times[where].item()}"
         )
-    ordered = torch.where(mask, times, torch.inf).sort(dim=-1).values
-    present = ordered.isfinite()
-    gaps = torch.where(present, ordered, 0.0).diff(dim=-1)
-    gaps = gaps[present[..., 1:]]  # padding sorts last, so its left neighbour is present
-    gaps = gaps[gaps > 0].sort().values
+    # Padding sorts last: the gap to it is infinite, or NaN between two of it.
+    gaps = torch.where(mask, times, torch.inf).sort(dim=-1).values.diff(dim=-1)
+    gaps = gaps[(gaps > 0) & gaps.isfinite()].sort().values
     if len(gaps) == 0:
         raise ValueError(
             "times must hold a series with two distinct present times to have a time scale; "
@@ -72,20 +67,6 @@ def frequency_range(
     span = float((final - first).max())
     gap = float(gaps[int(_SMALL_GAP_QUANTILE * (len(gaps) - 1))])
     return math.pi / span, math.pi / gap
-
-
-def _log_spaced(low: float, high: float, num_modes: int) -> Tensor:
-    if num_modes == 1:
-        return torch.tensor([math.sqrt(low * high)], dtype=torch.float64)
-    steps = torch.linspace(0.0, 1.0, num_modes, dtype=torch.float64)
-    # The last value may exceed high by a rounding error.
-    return (low * (steps * math.log(high / low)).exp()).clamp(low, high)
-
-
-def _linear(low: float, high: float, num_modes: int) -> Tensor:
-    if num_modes == 1:
-        return torch.tensor([0.5 * (low + high)], dtype=torch.float64)
-    return torch.linspace(low, high, num_modes, dtype=torch.float64)
 
 
 def frequency_bank(
@@ -111,8 +92,7 @@ def frequency_bank(
     | `harmonics` | $n\pi/L$, n = 1..J, L = `length`: the half-range grid of the paper's theorem |
     | `data` | `log_spaced` over `frequency_range(times, mask)` |
 
-    A single `log_spaced` or `data` mode sits at the geometric mean of the ends, a single `linear`
-    one at the arithmetic mean.
+    A single `log_spaced`, `data` or `linear` mode sits at the geometric or arithmetic mean.
 
     Args:
         kind: One of the kinds above.
@@ -120,7 +100,7 @@ def frequency_bank(
         low: Lowest frequency, in radians per unit of time.
         high: Highest frequency.
         length: Length L of the time interval; for `harmonics`.
-        times: Times of the data set (training part); for `data`.
+        times: Times of the training part of the data set; for `data`.
         mask: True where a token of `times` is present; for `data`.
         generator: Source of randomness; for `log_uniform` and `random_uniform`.
 
@@ -142,24 +122,27 @@ def frequency_bank(
                 f"length must be a positive number for the kind 'harmonics'; got {length}"
             )
         return torch.arange(1, num_modes + 1, dtype=torch.float64) * (math.pi / length)
-    if kind == "data":
-        if times is None:
-            raise ValueError("times must be given for the kind 'data'; got None")
-        return _log_spaced(*frequency_range(times, mask), num_modes).to(times.device)
     if kind == "geometric":
         if not 0.0 < high < math.inf:
             raise ValueError(f"high must be positive and finite; got high={high}")
         octaves = torch.arange(num_modes - 1, -1, -1, dtype=torch.float64)
         return high * torch.exp2(-octaves)
+    is_random = kind in ("log_uniform", "random_uniform")
+    device = torch.device("cpu") if generator is None or not is_random else generator.device
+    if kind == "data":
+        if times is None:
+            raise ValueError("times must be given for the kind 'data'; got None")
+        (low, high), device = frequency_range(times, mask), times.device
     if not (0.0 < low <= high < math.inf):
         raise ValueError(f"low and high must satisfy 0 < low <= high; got low={low}, high={high}")
-    if kind == "log_spaced":
-        return _log_spaced(low, high, num_modes)
-    if kind == "linear":
-        return _linear(low, high, num_modes)
-    device = generator.device if generator is not None else "cpu"
-    draw = torch.rand(num_modes, generator=generator, dtype=torch.float64, device=device)
-    draw = draw.sort().values
-    if kind == "log_uniform":
-        return (low * (draw * math.log(high / low)).exp()).clamp(low, high)
-    return (low + (high - low) * draw).clamp(low, high)
+    # Places of the frequencies between both ends, from 0 to 1.
+    if is_random:
+        places = torch.rand(num_modes, generator=generator, dtype=torch.float64, device=device)
+        places = places.sort().values
+    elif num_modes == 1:
+        places = torch.tensor([0.5], dtype=torch.float64, device=device)
+    else:
+        places = torch.linspace(0.0, 1.0, num_modes, dtype=torch.float64, device=device)
+    is_log = kind in ("log_uniform", "log_spaced", "data")
+    bank = low * (places * math.log(high / low)).exp() if is_log else low + (high - low) * places
+    return bank.clamp(low, high)  # the last value may exceed high by a rounding error

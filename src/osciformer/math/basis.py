@@ -6,6 +6,11 @@ import torch
 
 from osciformer._types import Bool, Float, Tensor
 
+_Tokens = Float[Tensor, "B M H C"]
+_Times = Float[Tensor, "B M"]
+_Bank = Float[Tensor, "J"]
+_Mask = Bool[Tensor, "B M"] | None
+
 # The Gram matrix has largest eigenvalue at most J, so its condition number is at most J / ridge;
 # below this ridge a float64 Cholesky factor may not exist.
 _MIN_RIDGE = 1e-12
@@ -14,14 +19,11 @@ _MIN_RIDGE = 1e-12
 def design_matrix(
     times: Float[Tensor, "B N"], omega: Float[Tensor, "J"]
 ) -> Float[Tensor, "B N 2*J"]:
-    r"""Return the columns $\cos(\omega_m t)$, then $\sin(\omega_m t)$ (paper, eq. `query`).
+    r"""Return the J columns $\cos(\omega_m t)$, then the J of $\sin(\omega_m t)$ (eq. `query`).
 
     Args:
         times: Times t.
         omega: Frequencies of the bank, in radians per unit of time.
-
-    Returns:
-        Matrix with the J cosines first and the J sines after them, in the promoted dtype.
 
     Example:
         >>> design_matrix(torch.zeros(1, 1), torch.tensor([1.0, 2.0]))
@@ -68,12 +70,6 @@ def solve_ridge(gram: Tensor, targets: Tensor, count: Tensor, ridge: float) -> T
     return torch.cholesky_solve(targets / count, factor)
 
 
-def _take_rows(x: Tensor, index: Tensor) -> Tensor:
-    """Return ``x[b, index[b, j]]`` for ``[B, M, ., .]`` and ``[B, M]``."""
-    # Not `take_along_dim`, whose broadcasting fixes the batch size in an exported program.
-    return x.gather(1, index[..., None, None].expand(-1, -1, *x.shape[2:]))
-
-
 def _split(theta: Tensor, num_heads: int) -> tuple[Tensor, Tensor]:
     """Split [..., 2J, H*C] coefficients into cosine and sine parts [..., H, J, C]."""
     theta = theta.unflatten(-1, (num_heads, -1)).movedim(-2, -3)  # [..., H, 2J, C]
@@ -82,12 +78,7 @@ def _split(theta: Tensor, num_heads: int) -> tuple[Tensor, Tensor]:
 
 
 def ridge_fit(
-    q: Float[Tensor, "B M H C"],
-    times: Float[Tensor, "B M"],
-    omega: Float[Tensor, "J"],
-    *,
-    ridge: float = 1e-4,
-    mask: Bool[Tensor, "B M"] | None = None,
+    q: _Tokens, times: _Times, omega: _Bank, *, ridge: float = 1e-4, mask: _Mask = None
 ) -> tuple[Float[Tensor, "B H J C"], Float[Tensor, "B H J C"]]:
     r"""Return the coefficients of $q(t) = \sum_m A_m \cos\omega_m t + B_m \sin\omega_m t$.
 
@@ -95,8 +86,6 @@ def ridge_fit(
     over the n present tokens of each series: the paper's ridge fit of eq. `query`, with the ridge
     on the mean Gram matrix so that its strength does not depend on the length. Every token enters
     every coefficient, so a path fitted this way is not causal; see `prefix_ridge_fit`.
-
-    The fitted path does not depend on the origin of time; the coefficients do.
 
     Args:
         q: Query tokens.
@@ -106,8 +95,7 @@ def ridge_fit(
         mask: True where a token is present. Absent tokens may hold any value, NaN included.
 
     Returns:
-        Cosine and sine coefficients, float64, differentiable in `q`, `times` and `omega`. A series
-        without tokens gets zeros.
+        Cosine and sine coefficients, float64. A series without tokens gets zeros.
 
     Example:
         >>> times = torch.linspace(0, 6, 50, dtype=torch.float64)[None]
@@ -117,18 +105,12 @@ def ridge_fit(
         (3.0, 0.0)
     """
     design, targets, _, mask = _prepare(q, times, omega, ridge, mask)
-    transposed = design.mT
-    theta = solve_ridge(transposed @ design, transposed @ targets, mask.sum(-1), ridge)
+    theta = solve_ridge(design.mT @ design, design.mT @ targets, mask.sum(-1), ridge)
     return _split(theta, q.shape[2])
 
 
 def prefix_ridge_fit(
-    q: Float[Tensor, "B M H C"],
-    times: Float[Tensor, "B M"],
-    omega: Float[Tensor, "J"],
-    *,
-    ridge: float = 1e-4,
-    mask: Bool[Tensor, "B M"] | None = None,
+    q: _Tokens, times: _Times, omega: _Bank, *, ridge: float = 1e-4, mask: _Mask = None
 ) -> tuple[Float[Tensor, "B M H J C"], Float[Tensor, "B M H J C"]]:
     r"""Return, for every row j, the ridge fit to the tokens that row j may see.
 
@@ -137,24 +119,13 @@ def prefix_ridge_fit(
     The paper's per-token coefficients $A_{j,\cdot}$, read causally. Tokens with equal times see
     each other. Costs $O(M J^2 (J + H C))$ time and $O(M J (J + H C))$ memory per series.
 
-    Args:
-        q: Query tokens.
-        times: Their times, not decreasing among the present tokens of a series.
-        omega: Frequencies of the bank.
-        ridge: The ridge $\rho$, at least 1e-12.
-        mask: True where a token is present. Absent tokens may hold any value, NaN included.
+    Arguments are those of `ridge_fit`; `times` must not decrease among the present tokens of a
+    series.
 
     Returns:
-        Cosine and sine coefficients, float64, differentiable in `q`, `times` and `omega`. A row
-        whose prefix has no present token gets zeros; an absent row has the fit of the present
-        tokens before it and of those tied with them. Later tokens never change a row, not even
-        by rounding.
-
-    Example:
-        >>> times = torch.tensor([[0.0, 1.0, 2.0]], dtype=torch.float64)
-        >>> cos, sin = prefix_ridge_fit(torch.ones(1, 3, 1, 1), times, torch.tensor([0.5]))
-        >>> cos.shape
-        torch.Size([1, 3, 1, 1, 1])
+        Cosine and sine coefficients, float64. A row whose prefix has no present token gets zeros;
+        an absent row has the fit of the present tokens before it and of those tied with them.
+        Later tokens never change a row, not even by rounding.
     """
     design, targets, times, mask = _prepare(q, times, omega, ridge, mask)
     gram = (design[..., :, None] * design[..., None, :]).cumsum(1)  # [B, M, 2J, 2J]
@@ -163,10 +134,8 @@ def prefix_ridge_fit(
     # Rows with equal times share the sums at the last of them; absent rows repeat the time before.
     clock = torch.where(mask, times.detach(), -torch.inf).cummax(-1).values
     last = torch.searchsorted(clock, clock, right=True) - 1  # [B, M]
-    theta = solve_ridge(
-        _take_rows(gram, last),
-        _take_rows(moment, last),
-        count.gather(1, last),
-        ridge,
+    # Not `take_along_dim`, whose broadcasting fixes the batch size in an exported program.
+    gram, moment = (
+        x.gather(1, last[..., None, None].expand(-1, -1, *x.shape[2:])) for x in (gram, moment)
     )
-    return _split(theta, q.shape[2])
+    return _split(solve_ridge(gram, moment, count.gather(1, last), ridge), q.shape[2])

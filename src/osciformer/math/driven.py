@@ -24,46 +24,36 @@ from osciformer._types import Complex, Float, Tensor
 from osciformer.math.integrals import modulated_averages
 from osciformer.math.oscillator import propagator
 
+_Real = Float[Tensor, "*#S"]
+_Complex = Complex[Tensor, "*#S"]
+
 _NUM_TERMS = 18  # of a series in arguments of modulus at most 1, to float64 rounding
 
 
-def transfer_function(
-    drive_omega: Float[Tensor, "*#S"],
-    *,
-    omega: Float[Tensor, "*#S"],
-    gamma: Float[Tensor, "*#S"],
-) -> Complex[Tensor, "*#S"]:
+def transfer_function(drive_omega: _Real, *, omega: _Real, gamma: _Real) -> _Complex:
     r"""Return the steady-state gain of a damped oscillator driven at `drive_omega`.
 
     $$H(\varpi) = \frac{1}{\omega^2 - \varpi^2 + 2 i \gamma \varpi}$$
+
+    Infinite at `drive_omega == omega` when `gamma == 0`; `driven_response` is finite there.
 
     Args:
         drive_omega: Driving frequency, in radians per unit of time.
         omega: Natural frequency, in the same unit.
         gamma: Decay rate, `zeta * omega`.
 
-    Returns:
-        Complex gain, broadcast over the inputs. Infinite at `drive_omega == omega` when
-        `gamma == 0`; `driven_response` is finite there.
-
     Example:
-        >>> transfer_function(
-        ...     torch.tensor(0.0), omega=torch.tensor(2.0), gamma=torch.tensor(0.1)
-        ... ).real
+        >>> slow, omega, gamma = torch.tensor([0.0, 2.0, 0.1])
+        >>> transfer_function(slow, omega=omega, gamma=gamma).real
         tensor(0.2500)
     """
-    real, imag = torch.broadcast_tensors(
-        (omega - drive_omega) * (omega + drive_omega), 2.0 * gamma * drive_omega
-    )
-    return torch.complex(real, imag).reciprocal()
+    parts = (omega - drive_omega) * (omega + drive_omega), 2.0 * gamma * drive_omega
+    return torch.complex(*torch.broadcast_tensors(*parts)).reciprocal()
 
 
 def driven_response(
-    s: Float[Tensor, "*#S"],
-    drive_omega: Float[Tensor, "*#S"],
-    omega: Float[Tensor, "*#S"],
-    zeta: Float[Tensor, "*#S"],
-) -> tuple[Complex[Tensor, "*#S"], Complex[Tensor, "*#S"]]:
+    s: _Real, drive_omega: _Real, omega: _Real, zeta: _Real
+) -> tuple[_Complex, _Complex]:
     r"""Return position and velocity, from rest, under the unit force $e^{i\varpi s}$.
 
     $$X(s) = \int_0^s g_{12}(u)\, e^{i\varpi(s - u)}\, du, \qquad \dot X = g_{12} + i\varpi X$$
@@ -78,28 +68,22 @@ def driven_response(
         $(X, \dot X)$, complex128. Both vanish at `s == 0`.
 
     Example:
-        At undamped resonance the amplitude grows like `s / (2 omega)`:
-
         >>> x, _ = driven_response(*torch.tensor([3.0, 2.0, 2.0, 0.0]))
         >>> bool(torch.isclose(x.real, 3 * torch.sin(torch.tensor(6.0)).double() / 4))
         True
     """
-    s, drive_omega, omega, zeta = _double(s, drive_omega, omega, zeta)
-    phase = torch.complex(torch.zeros_like(s * drive_omega), s * drive_omega)
+    s, drive_omega, omega, zeta = (x.double() for x in (s, drive_omega, omega, zeta))
+    phase = s * drive_omega
     # int_0^s g12(u) e^{-i v u} du by the attention kernels, turned to the end of the interval.
     _, g12_turned = modulated_averages(s, -drive_omega, omega, zeta)
-    position = s * g12_turned * torch.exp(phase)
+    position = s * g12_turned * torch.exp(1j * phase)
     _, g12, _, _ = propagator(s, omega, zeta)
-    return position, g12 + torch.complex(torch.zeros_like(drive_omega), drive_omega) * position
+    return position, g12 + 1j * drive_omega * position
 
 
 def driven_averages(
-    delta: Float[Tensor, "*#S"],
-    mode_omega: Float[Tensor, "*#S"],
-    drive_omega: Float[Tensor, "*#S"],
-    omega: Float[Tensor, "*#S"],
-    zeta: Float[Tensor, "*#S"],
-) -> Complex[Tensor, "*#S"]:
+    delta: _Real, mode_omega: _Real, drive_omega: _Real, omega: _Real, zeta: _Real
+) -> _Complex:
     r"""Return the average of the driven response over a gap, weighted with $e^{iws}$.
 
     $$\frac1\Delta\int_0^\Delta X(s)\,e^{iws}\,ds, \qquad X \text{ from } `driven_response`$$
@@ -107,42 +91,26 @@ def driven_averages(
     Args:
         delta: Gap, at least 0; the average vanishes at 0.
         mode_omega: Frequency w of the weight, of either sign.
-        drive_omega: Frequency of the force, of either sign.
-        omega: Natural frequency, at least 0.
-        zeta: Damping ratio, at least 0.
+        drive_omega: Frequency of the force; this and the rest as in `driven_response`.
+        omega: Natural frequency.
+        zeta: Damping ratio.
 
     Returns:
         The average, complex128, finite at every resonance.
-
-    Example:
-        >>> inputs = torch.tensor([1e-6, 1.0, 2.0, 3.0, 0.5]).double()
-        >>> bool(torch.isclose(driven_averages(*inputs).real * 1e12, torch.tensor(1 / 6).double()))
-        True
     """
-    delta, *rates = _double(delta, mode_omega, drive_omega, omega, zeta)
-    return delta**2 * _exponential_differences(delta, *rates)[0]
+    once, _ = _exponential_differences(delta, mode_omega, drive_omega, omega, zeta)
+    return delta.double() ** 2 * once
 
 
 def driven_integrals(
-    s: Float[Tensor, "*#S"],
-    drive_omega: Float[Tensor, "*#S"],
-    omega: Float[Tensor, "*#S"],
-    zeta: Float[Tensor, "*#S"],
-) -> tuple[Complex[Tensor, "*#S"], Complex[Tensor, "*#S"]]:
-    r"""Return the driven response integrated once and twice over $[0, s]$.
+    s: _Real, drive_omega: _Real, omega: _Real, zeta: _Real
+) -> tuple[_Complex, _Complex]:
+    r"""Return $\int_0^s X$ and $\int_0^s\int_0^u X$ of the response X of `driven_response`.
 
-    Args:
-        s: Time since the force began, at least 0.
-        drive_omega: Frequency of the force, of either sign.
-        omega: Natural frequency, at least 0.
-        zeta: Damping ratio, at least 0.
-
-    Returns:
-        $\int_0^s X$ and $\int_0^s\int_0^u X$, complex128, of order $s^3$ and $s^4$ for small s.
+    Arguments are as there. Both are complex128, of order $s^3$ and $s^4$ for small s.
     """
-    s, drive_omega, omega, zeta = _double(s, drive_omega, omega, zeta)
     once, twice = _exponential_differences(s, torch.zeros_like(s), drive_omega, omega, zeta)
-    return s**3 * once, s**4 * twice
+    return s.double() ** 3 * once, s.double() ** 4 * twice
 
 
 def _exponential_differences(
@@ -156,9 +124,8 @@ def _exponential_differences(
     $\kappa^2 = h^2$: the part along $\kappa$ of a function of Z is its divided difference over
     $z_1, z_2$, and no root of $h^2$ is taken.
     """
-    delta, mode_omega, drive_omega, omega, zeta = torch.broadcast_tensors(
-        delta, mode_omega, drive_omega, omega, zeta
-    )
+    tensors = torch.broadcast_tensors(delta, mode_omega, drive_omega, omega, zeta)
+    delta, mode_omega, drive_omega, omega, zeta = (x.double() for x in tensors)
     gamma_d, omega_d = zeta * omega * delta, omega * delta
     m = torch.complex(-gamma_d, mode_omega * delta)
     h2 = (zeta - 1.0) * (zeta + 1.0) * omega_d * omega_d
@@ -205,7 +172,3 @@ def _exponential_differences(
         t00 = times(t00, t00)
         step, t23 = 2.0 * step, 2.0 * t23
     return t02[..., 1], t03[..., 1]
-
-
-def _double(*tensors: Tensor) -> tuple[Tensor, ...]:
-    return tuple(x.double() for x in tensors)

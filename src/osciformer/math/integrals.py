@@ -19,16 +19,16 @@ from typing import NamedTuple
 import torch
 
 from osciformer._types import Complex, Float, Tensor
+from osciformer.math.oscillator import cosh_and_sinh
 
+_Real = Float[Tensor, "*#S"]
 _SMALL = 0.5
 
 
 def phi1(z: Complex[Tensor, "*S"]) -> Complex[Tensor, "*S"]:
     r"""Return $\varphi_1(z) = (e^z - 1)/z = \int_0^1 e^{z\theta} d\theta$, which is 1 at zero.
 
-    Args:
-        z: Complex numbers; accuracy does not depend on their size where the real part is at
-            most zero.
+    Accuracy does not depend on the size of `z` where its real part is at most zero.
 
     Example:
         >>> phi1(torch.tensor([0j, 1j * torch.pi])).abs()
@@ -43,10 +43,7 @@ def phi1(z: Complex[Tensor, "*S"]) -> Complex[Tensor, "*S"]:
 
 
 def modulated_averages(
-    delta: Float[Tensor, "*#S"],
-    mode_omega: Float[Tensor, "*#S"],
-    omega: Float[Tensor, "*#S"],
-    zeta: Float[Tensor, "*#S"],
+    delta: _Real, mode_omega: _Real, omega: _Real, zeta: _Real
 ) -> tuple[Complex[Tensor, "*#S"], Complex[Tensor, "*#S"]]:
     r"""Return the averages of $g_{11}$ and $g_{12}$ over a gap, weighted with $e^{iws}$.
 
@@ -60,9 +57,6 @@ def modulated_averages(
         mode_omega: Frequency w of the weight, of either sign.
         omega: Natural frequency of the oscillator, at least 0.
         zeta: Its damping ratio, at least 0.
-
-    Returns:
-        $(G_{11}, G_{12})$, complex, broadcast over the inputs.
 
     Example:
         >>> g11, g12 = modulated_averages(*torch.tensor([2.0, 0.0, 3.0, 0.0]))
@@ -87,18 +81,12 @@ def _phi_psi(
         (omega - mode_omega) * (omega + mode_omega) * delta * delta, -2.0 * gamma_d * mode_d
     )
 
+    points = _Points(m, h2, product, gamma_d, omega_d, mode_d)
     with torch.no_grad():
-        over = h2 > 0
-        root = h2.abs().sqrt()
-        slow = torch.where(over, omega_d * omega_d / (gamma_d + root), gamma_d)
-        fast = torch.where(over, gamma_d + root, gamma_d)
-        turn = torch.where(over, 0.0, root)
-        size1 = torch.hypot(slow, mode_d + turn)
-        size2 = torch.hypot(fast, mode_d - turn)
+        size1, size2 = (z.abs() for z in points.roots())
         short = torch.maximum(size1, size2) < 1.0
         near_pole = ~short & (torch.minimum(size1, size2) < _SMALL)
-        critical = ~short & ~near_pole & (root < 0.25)
-    points = _Points(m, h2, product, gamma_d, omega_d, mode_d)
+        critical = ~short & ~near_pole & (h2.abs().sqrt() < 0.25)
     phi, psi = torch.zeros_like(m), torch.zeros_like(m)
     for chosen, branch in (
         (short, _by_series),
@@ -125,7 +113,7 @@ class _Points(NamedTuple):
     mode_d: Tensor
 
     def roots(self) -> tuple[Tensor, Tensor]:
-        """Return z1 and z2 for |h^2| > 0, overdamped or underdamped."""
+        """Return z1 and z2, overdamped or underdamped; differentiable for |h^2| > 0."""
         over = self.h2 > 0
         root = self.h2.abs().sqrt()
         fast = torch.where(over, self.gamma_d + root, self.gamma_d)
@@ -166,12 +154,8 @@ def _by_product(p: _Points) -> tuple[Tensor, Tensor]:
 
 def _by_product_near_critical(p: _Points) -> tuple[Tensor, Tensor]:
     """Both |z| >= 1/2 and |h| < 1/4: cosh h and sinh h / h as series in h^2."""
-    m, h2 = p.m, p.h2
-    cosh, sinhc = torch.zeros_like(h2), torch.zeros_like(h2)
-    for n in range(7, -1, -1):
-        cosh = cosh * h2 + 1.0 / math.factorial(2 * n)
-        sinhc = sinhc * h2 + 1.0 / math.factorial(2 * n + 1)
-    e = torch.exp(m)
+    m, h2, e = p.m, p.h2, torch.exp(p.m)
+    cosh, sinhc = cosh_and_sinh(h2)
     phi = (1.0 - e * (cosh - m * sinhc)) / p.product
     return phi, (e * (m * cosh - h2 * sinhc) - m) / p.product
 

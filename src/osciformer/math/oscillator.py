@@ -27,29 +27,32 @@ import torch
 
 from osciformer._types import Float, Tensor
 
+_Real = Float[Tensor, "*#batch"]
+
 #: Below this value of |eigenvalue| * s the power series is used, above it the recurrence upwards.
 SERIES_RADIUS = 0.5
-# zeta above which the two real decay rates are far enough apart to be treated one by one.
+# Discriminant over gamma^2 above which the two real decay rates are treated one by one.
 _SPLIT_DISCRIMINANT = 0.1
 _NEAR_CRITICAL = 0.1
 # |zeta^2 - 1| of channels that single precision treats as nearly critical.
 _CRITICAL_EXCESS = 1e-6
 
 
+def _is_cheap_to_read(x: Tensor) -> bool:
+    return x.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
 def _none(condition: Tensor) -> bool:
-    """Return whether `condition` holds nowhere, where reading it costs nothing; else False."""
-    if torch.compiler.is_compiling() or condition.device.type != "cpu":
-        return False
-    return not bool(condition.any())
+    """Return whether `condition` holds nowhere, if that is cheap to find out; else False."""
+    return _is_cheap_to_read(condition) and not bool(condition.any())
 
 
 def fastest_rate(omega: Tensor, zeta: Tensor) -> Tensor:
     """Return the larger modulus of the two eigenvalues of the oscillator."""
-    gamma = zeta * omega
     discriminant = omega * omega * (zeta - 1.0) * (zeta + 1.0)
     is_over = discriminant > 0
-    root = torch.where(is_over, torch.where(is_over, discriminant, 1.0).sqrt(), 0.0)
-    return torch.where(is_over, gamma + root, omega)
+    root = torch.where(is_over, discriminant, 1.0).sqrt()
+    return torch.where(is_over, zeta * omega + root, omega)
 
 
 class Moments(NamedTuple):
@@ -62,8 +65,8 @@ class Moments(NamedTuple):
 
 
 def _host_bounds(x: Tensor) -> tuple[float, float]:
-    """Return (min, max) of `x` where reading it costs nothing, else the widest range."""
-    if torch.compiler.is_compiling() or x.device.type != "cpu" or x.numel() == 0:
+    """Return (min, max) of `x` if it is cheap to read, else the widest range."""
+    if not _is_cheap_to_read(x) or x.numel() == 0:
         return 0.0, math.inf
     low, high = torch.aminmax(x.detach())
     return float(low), float(high)
@@ -78,26 +81,30 @@ def _num_terms(radius: float, order: int, eps: float) -> int:
     return terms
 
 
-def _series(s: Tensor, gamma_s: Tensor, omega_s_squared: Tensor, radius: float) -> Moments:
-    """Return the moments by power series; for |eigenvalue| * s up to `radius`."""
-    terms = _num_terms(radius, 3, torch.finfo(s.dtype).eps)
+def iterated_integrals(
+    s: Tensor, omega: Tensor, zeta: Tensor, count: int, radius: float = SERIES_RADIUS
+) -> list[Tensor]:
+    r"""Return $i_0, \dots, i_{n-1}$ with $i_k s^{k+1}$ the k-fold iterated integral of $g_{12}$.
+
+    For short gaps only: every eigenvalue times `s` is at most `radius`, which is at most 1/2. There
+    $i_k \approx 1/(k+1)!$, so nothing overflows or cancels however many (at least 2) are asked for.
+    """
+    minus_two_x, y = -2.0 * (zeta * omega * s), omega * omega * s * s
     # u_n are the complete homogeneous polynomials of the two eigenvalues times s, so that
     # |u_n| <= (n+1) r^n.
-    previous, current = torch.zeros_like(gamma_s), torch.ones_like(gamma_s)
-    k_sum = torch.full_like(gamma_s, 1.0 / 6.0)
-    l_sum = torch.full_like(gamma_s, 1.0 / 24.0)
-    minus_two_x = -2.0 * gamma_s
-    for n in range(1, terms):
-        previous, current = (
-            current,
-            torch.addcmul(minus_two_x * current, omega_s_squared, previous, value=-1.0),
-        )
-        k_sum = torch.add(k_sum, current, alpha=1.0 / math.factorial(n + 3))
-        l_sum = torch.add(l_sum, current, alpha=1.0 / math.factorial(n + 4))
-    s2 = s * s
-    i_sum = torch.addcmul(0.5 + minus_two_x * k_sum, omega_s_squared, l_sum, value=-1.0)
-    g_sum = torch.addcmul(1.0 + minus_two_x * i_sum, omega_s_squared, k_sum, value=-1.0)
-    return Moments(s * g_sum, s2 * i_sum, s2 * s * k_sum, s2 * s2 * l_sum)
+    previous, current = torch.zeros_like(minus_two_x), torch.ones_like(minus_two_x)
+    low = torch.full_like(minus_two_x, 1.0 / math.factorial(count - 1))
+    high = torch.full_like(minus_two_x, 1.0 / math.factorial(count))
+    for n in range(1, _num_terms(radius, count - 1, torch.finfo(s.dtype).eps)):
+        following = torch.addcmul(minus_two_x * current, y, previous, value=-1.0)
+        previous, current = current, following
+        low = torch.add(low, current, alpha=1.0 / math.factorial(n + count - 1))
+        high = torch.add(high, current, alpha=1.0 / math.factorial(n + count))
+    found = [high, low]  # i_{count-1}, i_{count-2}
+    for k in range(count - 2, 0, -1):
+        start = 1.0 / math.factorial(k) + minus_two_x * found[-1]
+        found.append(torch.addcmul(start, y, found[-2], value=-1.0))
+    return found[::-1]
 
 
 def _phi(z: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -126,8 +133,17 @@ def _two_rates(s: Tensor, slow: Tensor, fast: Tensor) -> Moments:
     near, far = _phi(-slow * s), _phi(-fast * s)
     spread = fast - slow
     powers = (torch.ones_like(s), s, s * s, s * s * s)
-    g12, i12, k12, l12 = (p * (a - b) / spread for p, a, b in zip(powers, near, far, strict=True))
-    return Moments(g12, i12, k12, l12)
+    parts = zip(powers, near, far, strict=True)
+    return Moments(*(power * (a - b) / spread for power, a, b in parts))
+
+
+def cosh_and_sinh(z: Tensor) -> tuple[Tensor, Tensor]:
+    r"""Return $\cosh\sqrt z$ and $\sinh\sqrt z/\sqrt z$ by power series, for |z| at most 1."""
+    cosh, sinh = torch.zeros_like(z), torch.zeros_like(z)
+    for n in range(7, -1, -1):
+        cosh = cosh * z + 1.0 / math.factorial(2 * n)
+        sinh = sinh * z + 1.0 / math.factorial(2 * n + 1)
+    return cosh, sinh
 
 
 def _decayed_pair(
@@ -151,11 +167,7 @@ def _decayed_pair(
         even = torch.where(under, even, 0.5 * (slow_part + fast_part))
         odd = torch.where(under, odd, 0.5 * (slow_part - fast_part) / root)
     if not _none(near):
-        z = torch.where(near, discriminant * s * s, 0.0)
-        cosh, sinh = torch.zeros_like(z), torch.zeros_like(z)
-        for n in range(7, -1, -1):
-            cosh = cosh * z + 1.0 / math.factorial(2 * n)
-            sinh = sinh * z + 1.0 / math.factorial(2 * n + 1)
+        cosh, sinh = cosh_and_sinh(torch.where(near, discriminant * s * s, 0.0))
         even, odd = torch.where(near, decay * cosh, even), torch.where(near, decay * s * sinh, odd)
     return even, odd
 
@@ -191,11 +203,7 @@ def _select(condition: Tensor, a: Moments, b: Moments) -> Moments:
     return Moments(*(torch.where(condition, x, y) for x, y in zip(a, b, strict=True)))
 
 
-def moments(
-    s: Float[Tensor, "*#batch"],
-    omega: Float[Tensor, "*#batch"],
-    zeta: Float[Tensor, "*#batch"],
-) -> Moments:
+def moments(s: _Real, omega: _Real, zeta: _Real) -> Moments:
     r"""Return $g_{12}$ and its iterated integrals $i_{12}, k_{12}, l_{12}$ over $[0, s]$.
 
     Relative accuracy is near machine precision in every regime: underdamped, critical, overdamped,
@@ -208,16 +216,13 @@ def moments(
         omega: Natural frequency, at least 0.
         zeta: Damping ratio, at least 0; below 1 the oscillator swings, above 1 it creeps.
 
-    Returns:
-        The four moments, each broadcast over the inputs.
-
     Example:
         >>> m = moments(torch.tensor(0.5), torch.tensor(2.0), torch.tensor(0.0))
         >>> bool(torch.isclose(m.g12, torch.sin(torch.tensor(1.0)) / 2))
         True
     """
     is_table = omega.ndim == 1 and zeta.ndim == 1 and s.shape[-1:] == (1,)
-    if is_table and s.device.type == "cpu" and not torch.compiler.is_compiling():
+    if is_table and _is_cheap_to_read(s):
         # Slow channels have short gaps only: they need none of the rest.
         is_slow = fastest_rate(omega, zeta).detach() * _host_bounds(s)[1] < SERIES_RADIUS
         slow, fast = is_slow.nonzero().squeeze(-1), (~is_slow).nonzero().squeeze(-1)
@@ -257,52 +262,19 @@ def _moments(s: Tensor, omega: Tensor, zeta: Tensor) -> Moments:
         if low >= SERIES_RADIUS and long is not None:
             return long
     short_s = s if long is None else torch.where(is_short, s, 0.0)
-    short = _series(
-        short_s,
-        gamma * short_s,
-        omega_squared * short_s * short_s,
-        min(high, SERIES_RADIUS),
-    )
+    g, i, k, l = iterated_integrals(short_s, omega, zeta, 4, min(high, SERIES_RADIUS))
+    squared = short_s * short_s
+    short = Moments(short_s * g, squared * i, squared * short_s * k, squared * squared * l)
     return short if long is None else _select(is_short, short, long)
 
 
-def iterated_integrals(
-    s: Tensor, omega: Tensor, zeta: Tensor, count: int, radius: float = SERIES_RADIUS
-) -> list[Tensor]:
-    r"""Return $i_0, \dots, i_{n-1}$ with $i_k s^{k+1}$ the k-fold iterated integral of $g_{12}$.
-
-    For short gaps only: every eigenvalue times `s` is at most `radius`, which is at most 1/2. There
-    $i_k \approx 1/(k+1)!$, so nothing overflows or cancels however many (at least 2) are asked for.
-    """
-    x, y = zeta * omega * s, (omega * s) ** 2
-    previous, current = torch.zeros_like(x), torch.ones_like(x)
-    low = torch.full_like(x, 1.0 / math.factorial(count - 1))
-    high = torch.full_like(x, 1.0 / math.factorial(count))
-    for n in range(1, _num_terms(radius, count - 1, torch.finfo(x.dtype).eps)):
-        previous, current = current, -2.0 * x * current - y * previous
-        low = torch.add(low, current, alpha=1.0 / math.factorial(n + count - 1))
-        high = torch.add(high, current, alpha=1.0 / math.factorial(n + count))
-    found = [high, low]  # i_{count-1}, i_{count-2}
-    for k in range(count - 2, 0, -1):
-        found.append(1.0 / math.factorial(k) - 2.0 * x * found[-1] - y * found[-2])
-    return found[::-1]
-
-
-def propagator(
-    s: Float[Tensor, "*#batch"],
-    omega: Float[Tensor, "*#batch"],
-    zeta: Float[Tensor, "*#batch"],
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def propagator(s: _Real, omega: _Real, zeta: _Real) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     r"""Return the entries $(g_{11}, g_{12}, g_{21}, g_{22})$ of $e^{As}$ in every regime.
 
-    Args:
-        s: Elapsed time, at least 0.
-        omega: Natural frequency, at least 0.
-        zeta: Damping ratio, at least 0.
+    Arguments are those of `moments`.
 
     Returns:
-        Four tensors broadcast over the inputs: position from position, position from velocity,
-        velocity from position, velocity from velocity.
+        Position from position and from velocity, velocity from position and from velocity.
 
     Example:
         >>> g11, g12, g21, g22 = propagator(torch.zeros(1), torch.ones(1), torch.ones(1))

@@ -8,28 +8,20 @@ from itertools import pairwise
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from osciformer._types import Float, Tensor
 
+_Rule = tuple[Float[Tensor, "n"], Float[Tensor, "n"]]
 
-@lru_cache(maxsize=64)
-def _legendre(num_nodes: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    nodes, weights = np.polynomial.legendre.leggauss(num_nodes)
-    return 0.5 * (nodes + 1.0), 0.5 * weights
+_legendre = lru_cache(maxsize=64)(np.polynomial.legendre.leggauss)  # on [-1, 1]
 
 
-def gauss_legendre(num_nodes: int) -> tuple[Float[Tensor, "n"], Float[Tensor, "n"]]:
+def gauss_legendre(num_nodes: int) -> _Rule:
     r"""Return the nodes and weights of the Gauss-Legendre rule on [0, 1].
 
     $$\int_0^1 f(x)\,dx \approx \sum_k w_k f(x_k)$$
-    Exact for polynomials up to degree `2 * num_nodes - 1`.
-
-    Args:
-        num_nodes: Number of nodes, at least 1.
-
-    Returns:
-        Increasing nodes inside (0, 1) and positive weights that add up to 1, both float64.
+    Exact for polynomials up to degree `2 * num_nodes - 1`. Nodes increase inside (0, 1); weights
+    are positive and add up to 1; both are float64.
 
     Example:
         >>> nodes, weights = gauss_legendre(2)
@@ -39,8 +31,7 @@ def gauss_legendre(num_nodes: int) -> tuple[Float[Tensor, "n"], Float[Tensor, "n
     if num_nodes < 1:
         raise ValueError(f"num_nodes must be at least 1; got {num_nodes}")
     nodes, weights = _legendre(int(num_nodes))
-    # torch.tensor copies: a caller that writes into its rule must not change the cached one.
-    return torch.tensor(nodes), torch.tensor(weights)
+    return torch.tensor(0.5 * (nodes + 1.0)), torch.tensor(0.5 * weights)
 
 
 def graded_panels(
@@ -49,7 +40,7 @@ def graded_panels(
     max_decay: float = 0.0,
     num_nodes: int = 16,
     phase_per_panel: float = math.pi,
-) -> tuple[Float[Tensor, "n"], Float[Tensor, "n"]]:
+) -> _Rule:
     r"""Return a composite Gauss-Legendre rule on [0, 1], graded towards 0.
 
     Meant for $f(x) = e^{-d x} \cos(p x)$ and its like with $|p|$ up to `max_phase` and any
@@ -63,9 +54,6 @@ def graded_panels(
         max_decay: Largest decay exponent over [0, 1]: rate * gap.
         num_nodes: Nodes of each piece.
         phase_per_panel: Largest phase over one piece, in radians.
-
-    Returns:
-        Increasing nodes and their weights (which add up to 1), both float64.
 
     Example:
         >>> nodes, weights = graded_panels(200.0, max_decay=1e4)

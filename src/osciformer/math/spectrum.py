@@ -9,6 +9,9 @@ import torch
 
 from osciformer._types import Float, Int, Tensor
 
+_Shaped = Float[Tensor, "*shape"]
+_Operand = Float[Tensor, "*#shape"]
+
 
 def _check_positive(name: str, values: Tensor, advice: str) -> None:
     bad = (~((values > 0) & values.isfinite())).nonzero()
@@ -20,48 +23,30 @@ def _check_positive(name: str, values: Tensor, advice: str) -> None:
         )
 
 
-def omega_from_raw(raw: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    r"""Return the natural frequency $\omega = e^{raw}$, positive for every finite raw value.
-
-    Example:
-        >>> omega_from_raw(torch.tensor(0.0))
-        tensor(1.)
-    """
+def omega_from_raw(raw: _Shaped) -> _Shaped:
+    r"""Return the natural frequency $\omega = e^{raw}$, positive for every finite raw value."""
     return raw.exp()
 
 
-def raw_from_omega(omega: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """Return the raw value whose `omega_from_raw` is `omega`.
-
-    Raises:
-        ValueError: If a frequency is not positive and finite.
-
-    Example:
-        >>> raw_from_omega(torch.tensor(1.0))
-        tensor(0.)
-    """
+def raw_from_omega(omega: _Shaped) -> _Shaped:
+    """Return the raw value whose `omega_from_raw` is `omega`, which is positive and finite."""
     _check_positive("omega", omega, "A zero frequency is a fixed buffer, not a learned value")
     return omega.log()
 
 
-def zeta_from_raw(raw: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+def zeta_from_raw(raw: _Shaped) -> _Shaped:
     r"""Return the damping ratio $\zeta = \mathrm{softplus}(raw) = \log(1 + e^{raw})$.
 
     There is no upper bound: critical ($\zeta = 1$) and overdamped channels are reachable.
-
-    Example:
-        >>> round(zeta_from_raw(torch.tensor(0.0)).item(), 4)
-        0.6931
     """
     # logaddexp and not softplus: the latter drops exp(-raw) above 20, an error of 1e-10 in float64.
     return torch.logaddexp(raw, torch.zeros_like(raw))
 
 
-def raw_from_zeta(zeta: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+def raw_from_zeta(zeta: _Shaped) -> _Shaped:
     r"""Return the raw value whose `zeta_from_raw` is `zeta`: $\zeta + \log(1 - e^{-\zeta})$.
 
-    Raises:
-        ValueError: If a ratio is not positive and finite.
+    `zeta` must be positive and finite.
 
     Example:
         >>> zeta_from_raw(raw_from_zeta(torch.tensor(0.25)))
@@ -72,21 +57,12 @@ def raw_from_zeta(zeta: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     return zeta + torch.log(-torch.expm1(-zeta))
 
 
-def decay_rate(
-    omega: Float[Tensor, "*#shape"], zeta: Float[Tensor, "*#shape"]
-) -> Float[Tensor, "*shape"]:
-    r"""Return the decay rate $\gamma = \zeta \omega$ of $\ddot x + 2\gamma\dot x + \omega^2 x = 0$.
-
-    Example:
-        >>> decay_rate(torch.tensor(2.0), torch.tensor(0.25))
-        tensor(0.5000)
-    """
+def decay_rate(omega: _Operand, zeta: _Operand) -> _Shaped:
+    r"""Return the decay rate $\gamma = \zeta \omega$ of the free oscillation $e^{-\gamma s}$."""
     return zeta * omega
 
 
-def damped_frequency(
-    omega: Float[Tensor, "*#shape"], zeta: Float[Tensor, "*#shape"]
-) -> Float[Tensor, "*shape"]:
+def damped_frequency(omega: _Operand, zeta: _Operand) -> _Shaped:
     r"""Return $\omega_d = \omega\sqrt{1 - \zeta^2}$, and 0 at and above critical damping.
 
     A quantity to look at, not to compute with: its slope is unbounded below $\zeta = 1$, which is
@@ -102,20 +78,13 @@ def damped_frequency(
     return omega * torch.where(oscillates, root, 0.0)
 
 
-def regime(
-    omega: Float[Tensor, "*#shape"], zeta: Float[Tensor, "*#shape"], *, tolerance: float = 0.0
-) -> Int[Tensor, "*shape"]:
+def regime(omega: _Operand, zeta: _Operand, *, tolerance: float = 0.0) -> Int[Tensor, "*shape"]:
     r"""Return -1 (underdamped), 0 (critical) or +1 (overdamped): the sign of $\gamma - \omega$.
 
     Only for reports: no formula of this package branches on it.
 
-    Args:
-        omega: Natural frequency; a zero frequency counts as critical, since both roots are 0.
-        zeta: Damping ratio.
-        tolerance: Half-width of the band around `zeta = 1` that is called critical.
-
-    Returns:
-        int64 signs, broadcast over the inputs.
+    A zero frequency counts as critical, since both roots are 0, and so does any `zeta` within
+    `tolerance` of 1.
 
     Example:
         >>> regime(torch.tensor(1.0), torch.tensor([0.2, 1.0, 4.0]))
@@ -126,19 +95,13 @@ def regime(
     return sign.to(torch.int64)
 
 
-def init_omega(
-    shape: Sequence[int],
-    low: float = 1e-2,
-    high: float = 10.0,
-    generator: torch.Generator | None = None,
-) -> Tensor:
-    """Return natural frequencies drawn log-uniformly from `[low, high]`, in the default dtype.
+_Generator = torch.Generator | None
 
-    Example:
-        >>> omega = init_omega((3, 4), 0.1, 1.0)
-        >>> omega.shape, bool(((omega >= 0.1) & (omega <= 1.0)).all())
-        (torch.Size([3, 4]), True)
-    """
+
+def init_omega(
+    shape: Sequence[int], low: float = 1e-2, high: float = 10.0, generator: _Generator = None
+) -> Tensor:
+    """Return natural frequencies drawn log-uniformly from `[low, high]`, in the default dtype."""
     if not (0.0 < low <= high < math.inf):
         raise ValueError(f"low and high must satisfy 0 < low <= high; got low={low}, high={high}")
     draw = _uniform(shape, generator)
@@ -147,25 +110,16 @@ def init_omega(
 
 
 def init_zeta(
-    shape: Sequence[int],
-    low: float = 0.05,
-    high: float = 0.4,
-    generator: torch.Generator | None = None,
+    shape: Sequence[int], low: float = 0.05, high: float = 0.4, generator: _Generator = None
 ) -> Tensor:
-    """Return damping ratios drawn uniformly from `[low, high]`, in the default dtype.
-
-    Example:
-        >>> zeta = init_zeta((5,))
-        >>> bool(((zeta >= 0.05) & (zeta <= 0.4)).all())
-        True
-    """
+    """Return damping ratios drawn uniformly from `[low, high]`, in the default dtype."""
     if not (0.0 <= low <= high < math.inf):
         raise ValueError(f"low and high must satisfy 0 <= low <= high; got low={low}, high={high}")
     draw = _uniform(shape, generator)
     return (low + (high - low) * draw).to(torch.get_default_dtype())
 
 
-def _uniform(shape: Sequence[int], generator: torch.Generator | None) -> Tensor:
+def _uniform(shape: Sequence[int], generator: _Generator) -> Tensor:
     # float64 draws make the values of a seed independent of the default dtype.
     device = generator.device if generator is not None else "cpu"
     return torch.rand(tuple(shape), generator=generator, dtype=torch.float64, device=device)

@@ -1,5 +1,6 @@
 """Models built from the layers."""
 
+import warnings
 from typing import Any
 
 from osciformer.config import OsciFormerConfig as OsciFormerConfig
@@ -17,12 +18,7 @@ from osciformer.models.task_models import SeriesModel as SeriesModel
 
 def __getattr__(name: str) -> Any:
     if name == "carry_forward":
-        import warnings
-
-        warnings.warn(
-            "osciformer.models.carry_forward is called forward_fill",
-            DeprecationWarning,
-            stacklevel=2,
-        )
+        message = "osciformer.models.carry_forward is called forward_fill"
+        warnings.warn(message, DeprecationWarning, stacklevel=2)
         return forward_fill
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

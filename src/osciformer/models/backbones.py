@@ -8,19 +8,19 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from inspect import signature
-from typing import Any, Literal, NamedTuple, Protocol, Self, TypeVar
+from typing import Any, Literal, NamedTuple, Protocol, Self, TypeVar, cast
 
 import torch
 from torch import nn
 
 from osciformer._text import did_you_mean
-from osciformer._types import Float, Tensor
+from osciformer._types import Mask, QueryTimes, Reads, Static, Tensor, Times, Tokens, Values
 from osciformer.config import OsciFormerConfig, TaskConfig, refuse_unknown
 from osciformer.models.forward_fill import positive_gaps
 from osciformer.models.osciformer import OsciFormer
 from osciformer.nn.encoder import Encoded
 
-#: Modules that register further backbones when they are imported. They need not be installed.
+#: Modules that register further backbones when they are imported; they need not be installed.
 PLUGINS = ("osciformer.baselines",)
 
 Kind = Literal["series", "events"]
@@ -28,8 +28,6 @@ _Class = TypeVar("_Class", bound=type[nn.Module])
 
 
 class _Entry(NamedTuple):
-    """How a backbone is made from a configuration."""
-
     make: Callable[..., Any]
     settings: tuple[str, ...]
     options: tuple[str, ...]
@@ -48,8 +46,8 @@ def register_backbone(
 ) -> Callable[[_Class], _Class]:
     """Return a class decorator that makes a backbone known by a name.
 
-    A backbone of series is a `Backbone` that is called with `input_dim=, static_dim=, dim=`; one of
-    events is an `EventEncoder` that is called with `num_types=, dim=`.
+    A backbone of series is a `Backbone`, called with `input_dim=, static_dim=, dim=`; one of events
+    is an `EventEncoder`, called with `num_types=, dim=`.
 
     Args:
         name: What configurations call it.
@@ -71,20 +69,11 @@ def register_backbone(
 
 
 def find_backbone(name: str, kind: Kind = "series") -> _Entry:
-    """Return how a backbone is made; the plugins are imported if its name is not known yet.
-
-    Example:
-        >>> find_backbone("osciformer").settings
-        ('num_layers', 'num_heads', 'dropout')
-    """
-    if (kind, name) not in _REGISTRY:
-        known = backbone_names(kind)
-        if name not in known:
-            what, hint = _SETTING[kind], did_you_mean(name, known)
-            raise ValueError(
-                f"{what} must be one of {', '.join(map(repr, known))}; got {name!r}"
-                + (f"; {hint}" if hint else "")
-            )
+    """Return how a backbone is made; the plugins are imported if its name is not known yet."""
+    if (kind, name) not in _REGISTRY and name not in (known := backbone_names(kind)):
+        hint = did_you_mean(name, known)
+        message = f"{_SETTING[kind]} must be one of {', '.join(map(repr, known))}; got {name!r}"
+        raise ValueError(f"{message}; {hint}" if hint else message)
     return _REGISTRY[kind, name]
 
 
@@ -107,87 +96,50 @@ def build_backbone(
 
 
 def make_backbone(config: TaskConfig, input_dim: int, **options: Any) -> Backbone:
-    """Return the backbone of a task model.
-
-    Args:
-        config: Configuration of the task model.
-        input_dim: Columns of the backbone's input, more than the features with forward fill.
-        options: Options of the backbone besides `config.backbone_options`.
-    """
+    """Return the backbone of a task model, with options besides `config.backbone_options`."""
     options = {**(config.backbone_options or {}), **options}
     sizes = {"input_dim": input_dim, "static_dim": config.static_dim, "dim": config.dim}
-    backbone: Backbone = build_backbone(config.backbone, "series", config, options, **sizes)
-    return backbone
+    return cast("Backbone", build_backbone(config.backbone, "series", config, options, **sizes))
 
 
 class EncodedSeries(Protocol):
     """An encoded batch; what else it holds is for `Backbone.read`."""
 
     @property
-    def states(self) -> Float[Tensor, "B N D"]:
+    def states(self) -> Tokens:
         """States of the observations; zero where absent."""
 
 
 class Backbone(nn.Module, ABC):
-    """An encoder of irregular series that keeps the real times.
+    """An encoder of irregular series; its caller, a task model, has validated the arguments."""
 
-    Its caller, a task model, has validated the arguments.
-
-    Attributes:
-        dim: Width D of the states.
-        can_read: Whether there are states between the observations.
-    """
-
-    dim: int
-    can_read: bool = True
+    dim: int  #: Width D of the states.
+    can_read: bool = True  #: Whether there are states between the observations.
 
     @abstractmethod
     def encode(
-        self, values: Tensor, times: Tensor, mask: Tensor, static: Tensor | None = None
+        self, values: Values, times: Times, mask: Mask, static: Static | None = None
     ) -> EncodedSeries:
-        """Return the encoded series.
-
-        Args:
-            values: Values; NaN is a missing one. Where `mask` is False they may hold anything.
-            times: Their times, in any unit, not decreasing among the present of a series.
-            mask: True where an observation is present.
-            static: Static features; NaN is a missing one.
-        """
+        """Return the encoded series; arguments are those of `OsciFormer.forward`."""
 
     @abstractmethod
-    def read(self, encoded: Any, query_times: Float[Tensor, "B M"]) -> Float[Tensor, "B M D"]:
+    def read(self, encoded: Any, query_times: QueryTimes) -> Reads:
         """Return the states of an encoded batch at any times, in the unit of the data."""
 
     def read_series(
-        self,
-        values: Tensor,
-        times: Tensor,
-        mask: Tensor,
-        static: Tensor | None,
-        query_times: Tensor,
-    ) -> Float[Tensor, "B M D"]:
+        self, values: Values, times: Times, mask: Mask, static: Static | None, query_times: Tensor
+    ) -> Reads:
         """Return `read(encode(values, times, mask, static), query_times)`, if possible faster."""
-        return self.read(self._encode_for_reads(values, times, mask, static), query_times)
-
-    def _encode_for_reads(
-        self, values: Tensor, times: Tensor, mask: Tensor, static: Tensor | None
-    ) -> EncodedSeries:
-        """Return what `read` needs, which may be less than `encode`."""
-        return self.encode(values, times, mask, static)
+        return self.read(self.encode(values, times, mask, static), query_times)
 
     @abstractmethod
-    def _fit_time_scale(
-        self, times: Tensor, mask: Tensor | None, generator: torch.Generator | None
-    ) -> None:
+    def _fit_time_scale(self, times: Times, mask: Mask | None, generator: Any) -> None:
         """Set all that depends on the times of the training set, which has a positive gap."""
 
     def fit_time_scale(
-        self, times: Tensor, mask: Tensor | None = None, generator: torch.Generator | None = None
+        self, times: Times, mask: Mask | None = None, generator: torch.Generator | None = None
     ) -> Self:
-        """Set the unit of time, and what else depends on it, from the training times `[B, N]`.
-
-        If no series has two distinct times there is no scale to find, and all stays as it is.
-        """
+        """Set the unit of time from the training times; keep it if no series has two of them."""
         if len(positive_gaps(times, mask)):
             self._fit_time_scale(times, mask, generator)
         return self
@@ -206,18 +158,15 @@ class OsciFormerBackbone(Backbone):
 
     def encode(self, *args: Any, **kwargs: Any) -> Encoded:
         """Return the encoded series, see `Backbone.encode`."""
-        encoded: Encoded = self.model(*args, **kwargs, validate=False)
-        return encoded
+        return cast("Encoded", self.model(*args, **kwargs, validate=False))
 
-    def read(self, encoded: Encoded, query_times: Float[Tensor, "B M"]) -> Float[Tensor, "B M D"]:
+    def read(self, encoded: Encoded, query_times: QueryTimes) -> Reads:
         """Return the states at any times, see `OsciFormer.read`."""
         return self.model.read(encoded, query_times)
 
-    def read_series(self, *args: Any, **kwargs: Any) -> Float[Tensor, "B M D"]:
+    def read_series(self, *args: Any, **kwargs: Any) -> Reads:
         """Return the states at any times, see `OsciFormer.read_series`."""
         return self.model.read_series(*args, **kwargs, validate=False)
 
-    def _fit_time_scale(
-        self, times: Tensor, mask: Tensor | None, generator: torch.Generator | None
-    ) -> None:
+    def _fit_time_scale(self, times: Times, mask: Mask | None, generator: Any) -> None:
         self.model.fit_time_scale(times, mask, generator=generator)

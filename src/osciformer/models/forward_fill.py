@@ -7,29 +7,23 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from osciformer._types import Bool, Float, Tensor
+from osciformer._types import Float, Mask, QueryTimes, Tensor, Times, Values
 from osciformer.nn.parameters import ExactBuffers
 from osciformer.nn.timeline import last_observation, take_tokens
 from osciformer.ops.padding import clean_times
 
 
-def forward_fill(
-    values: Float[Tensor, "B N F"],
-    times: Float[Tensor, "B N"],
-    mask: Bool[Tensor, "B N"] | None = None,
-) -> tuple[Float[Tensor, "B N F"], Float[Tensor, "B N F"]]:
+def forward_fill(values: Values, times: Times, mask: Mask | None = None) -> tuple[Values, Values]:
     """Return, for each row and feature, the last measured value and the time since it was measured.
 
-    Nothing later than a row reaches it. Differences of times are taken in the dtype of the times.
-
     Args:
-        values: Values; NaN is a missing one.
-        times: Their times, not decreasing among the present rows of a series.
-        mask: True where a row is present; other rows hold no measurements, whatever is in them.
+        values: Values `[B, N, F]`; NaN is a missing one.
+        times: Their times `[B, N]`, not decreasing among the present rows of a series.
+        mask: True where a row is present `[B, N]`; other rows hold no measurements.
 
     Returns:
-        The last values and their ages, in the dtype of the values and the unit of the times; both
-        are NaN as long as a feature was never measured, and the age is 0 at a measurement.
+        The last values and their ages `[B, N, F]`, in the dtype of the values and the unit of the
+        times; NaN as long as a feature was never measured. The age is 0 at a measurement.
 
     Example:
         >>> nan = float("nan")
@@ -38,15 +32,12 @@ def forward_fill(
         >>> last.flatten(), age.flatten()
         (tensor([nan, 5., 5.]), tensor([   nan, 0.0000, 2.5000]))
     """
-    measured = ~values.isnan()
-    if mask is not None:
-        measured = measured & mask[..., None]
+    measured = ~values.isnan() if mask is None else ~values.isnan() & mask[..., None]
     times = clean_times(times, mask)
     rows = torch.arange(values.shape[1], device=values.device)[:, None]
     # One row index for both: -1 stands for "never measured".
     index = torch.where(measured, rows, -1).cummax(dim=1).values
-    unknown = index < 0
-    index = index.clamp(min=0)
+    unknown, index = index < 0, index.clamp(min=0)
     last = values.gather(1, index).masked_fill(unknown, torch.nan)
     since = times[..., None].expand(values.shape)
     age = (since - since.gather(1, index)).to(values.dtype)
@@ -54,7 +45,7 @@ def forward_fill(
 
 
 def known_at(
-    values: Tensor, times: Tensor, query_times: Tensor, mask: Tensor | None = None
+    values: Values, times: Times, query_times: QueryTimes, mask: Mask | None = None
 ) -> tuple[Tensor, Tensor]:
     """Return values and ages as `forward_fill` does, at query times in any order."""
     last, age = forward_fill(values, times, mask)
@@ -65,7 +56,7 @@ def known_at(
 
 
 def known_after(
-    values: Tensor, times: Tensor, query_times: Tensor, mask: Tensor | None = None
+    values: Values, times: Times, query_times: QueryTimes, mask: Mask | None = None
 ) -> tuple[Tensor, Tensor]:
     """Return the next values and the times until then: `known_at` with time reversed."""
     flipped = None if mask is None else mask.flip(1)
@@ -81,7 +72,7 @@ class AgeScale(ExactBuffers):
         super().__init__()
         self.register_buffer("gap", torch.tensor(float(gap), dtype=torch.float64))
 
-    def fit(self, times: Float[Tensor, "B N"], mask: Bool[Tensor, "B N"] | None = None) -> AgeScale:
+    def fit(self, times: Times, mask: Mask | None = None) -> AgeScale:
         """Set the gap to the median of the positive ones; keep it if there is none."""
         gaps = positive_gaps(times, mask)
         if len(gaps):
@@ -97,9 +88,7 @@ class AgeScale(ExactBuffers):
         return f"gap={self.gap.item():g}"
 
 
-def positive_gaps(
-    times: Float[Tensor, "B N"], mask: Bool[Tensor, "B N"] | None = None
-) -> Float[Tensor, "G"]:
+def positive_gaps(times: Times, mask: Mask | None = None) -> Float[Tensor, "G"]:
     """Return all positive gaps between neighbouring present rows, float64."""
     gaps = clean_times(times.detach().double(), mask).diff(dim=1)
     return gaps[gaps > 0]
@@ -107,19 +96,12 @@ def positive_gaps(
 
 @dataclass(frozen=True)
 class BaselinePrediction:
-    """Simple predictions at query times; 0, the mean of scaled values, where nothing is known.
+    """Simple predictions at query times; 0, the mean of scaled values, where nothing is known."""
 
-    Attributes:
-        base: The last known value, or in both directions the linear interpolation.
-        level: The mean of the values known, at or before the time or of the whole series.
-        distance: Scaled time to the nearest known value; 0 where none is known.
-        columns: All of it for a network: values, scaled times to them, and whether they are known.
-    """
-
-    base: Float[Tensor, "B M F"]
-    level: Float[Tensor, "B M F"]
-    distance: Float[Tensor, "B M F"]
-    columns: Float[Tensor, "B M P"]
+    base: Float[Tensor, "B M F"]  # last known value, or in both directions linear interpolation
+    level: Float[Tensor, "B M F"]  # mean of the values known, until the time or of the series
+    distance: Float[Tensor, "B M F"]  # scaled time to the nearest known value; 0 if there is none
+    columns: Float[Tensor, "B M P"]  # for a network: values, times to them, whether they are known
 
     @staticmethod
     def num_columns(input_dim: int, direction: str) -> int:
@@ -128,18 +110,15 @@ class BaselinePrediction:
 
 
 def baseline_prediction(
-    values: Float[Tensor, "B N F"],
-    times: Float[Tensor, "B N"],
-    query_times: Float[Tensor, "B M"],
-    mask: Bool[Tensor, "B N"],
+    values: Values,
+    times: Times,
+    query_times: QueryTimes,
+    mask: Mask,
     *,
     direction: str,
     age_scale: AgeScale,
 ) -> BaselinePrediction:
-    """Return baseline predictions at query times in any order.
-
-    In direction `causal` they use measurements at or before a query time alone.
-    """
+    """Return baseline predictions; `causal` ones use measurements until a query time alone."""
     last, age = known_at(values, times, query_times, mask)
     is_known = ~last.isnan()
     last, age = last.nan_to_num(0.0), age.nan_to_num(0.0)
@@ -165,7 +144,7 @@ def baseline_prediction(
     return BaselinePrediction(base, level, nearest, torch.cat((columns, *signs), dim=-1))
 
 
-def _running_mean(values: Float[Tensor, "B N F"]) -> Float[Tensor, "B N F"]:
+def _running_mean(values: Values) -> Values:
     """Return the mean of the values measured so far; 0 before the first one."""
     measured = ~values.isnan()
     total = torch.where(measured, values, 0.0).cumsum(dim=1)

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from osciformer._types import Bool, Float, Tensor
+from osciformer._types import Mask, QueryTimes, Reads, Static, Tensor, Times, Values
 from osciformer.config import DEFAULT_OMEGA_RANGE, AttentionConfig, OsciFormerConfig
 from osciformer.math.banks import frequency_range
 from osciformer.models.forward_fill import positive_gaps
 from osciformer.nn.attention import OscillatorAttention
 from osciformer.nn.encoder import Encoded, Encoder, EncoderBlock, SeriesEmbedding
-from osciformer.nn.timeline import TimeScale, check_reads, check_tokens
+from osciformer.nn.timeline import TimeScale, check_tokens
 
 
 class OsciFormer(nn.Module):
@@ -30,9 +30,7 @@ class OsciFormer(nn.Module):
         preset: `default` (query `hold`, frequencies from the data's own time scales) or `paper`
             (width 256, 8 heads, J = 8, frequencies log-uniform on [0.01, 10] of normalised time,
             query `ridge`). Any setting given explicitly wins over the preset.
-        settings: Any other field of `OsciFormerConfig`, by keyword: `static_dim, dim, num_layers,
-            num_heads, feedforward_dim`, and those of `OscillatorAttention`. None keeps the
-            preset's value.
+        settings: Any other field of `OsciFormerConfig`, by keyword; None keeps the preset's value.
 
     Example:
         >>> times = 100 * torch.rand(2, 12).sort().values
@@ -45,20 +43,14 @@ class OsciFormer(nn.Module):
     def __init__(self, input_dim: int, *, preset: str = "default", **settings: Any) -> None:
         super().__init__()
         config = OsciFormerConfig.from_preset(preset, input_dim=input_dim, **settings)
-        self.config = config
-        self.time_scale = TimeScale()
+        self.config, self.input_dim, self.time_scale = config, config.input_dim, TimeScale()
         self.embedding = SeriesEmbedding(config.input_dim, config.dim, static_dim=config.static_dim)
         layer = {item.name: getattr(config, item.name) for item in fields(AttentionConfig)}
         if isinstance(config.omega_range, str):
             layer["omega_range"] = DEFAULT_OMEGA_RANGE  # until fit_time_scale
-        self.encoder = Encoder(
-            EncoderBlock(
-                OscillatorAttention(**layer),
-                feedforward_dim=config.feedforward_dim,
-                dropout=config.dropout,
-            )
-            for _ in range(config.num_layers)
-        )
+        between: Any = {"feedforward_dim": config.feedforward_dim, "dropout": config.dropout}
+        layers = (OscillatorAttention(**layer) for _ in range(config.num_layers))
+        self.encoder = Encoder(EncoderBlock(attention, **between) for attention in layers)
 
     @classmethod
     def from_config(cls, config: OsciFormerConfig) -> OsciFormer:
@@ -71,27 +63,18 @@ class OsciFormer(nn.Module):
         return self.config.dim
 
     def fit_time_scale(
-        self,
-        times: Float[Tensor, "B N"],
-        mask: Bool[Tensor, "B N"] | None = None,
-        *,
-        generator: torch.Generator | None = None,
+        self, times: Times, mask: Mask | None = None, *, generator: torch.Generator | None = None
     ) -> OsciFormer:
         """Set the unit of time, and the frequencies if they come from the data.
 
-        The unit is the longest span of a training series. With `omega_range="data"` the spectra
-        of all layers are drawn again, from half a turn over that span to half a turn over a
-        short gap (the 5 % quantile), so call this before training. With `"typical"` they go from
-        one radian over the span to half a turn over the median gap: if some gaps are much
-        shorter than most, fewer channels start out too fast to see more than one observation.
+        The unit is the longest span of a series. With `omega_range="data"` all spectra are drawn
+        again, from half a turn over that span to half a turn over a short gap (the 5 % quantile);
+        with `"typical"`, from one radian over the span to half a turn over the median gap.
 
         Args:
-            times: Times of the training set, or of a fair sample.
-            mask: True where an observation is present.
+            times: Times `[B, N]` of the training set, or of a fair sample.
+            mask: True where an observation is present `[B, N]`.
             generator: Source of randomness of the spectra.
-
-        Returns:
-            This model.
         """
         self.time_scale.fit(times, mask)
         if isinstance(self.config.omega_range, str):
@@ -106,75 +89,56 @@ class OsciFormer(nn.Module):
 
     def forward(
         self,
-        values: Float[Tensor, "B N F"],
-        times: Float[Tensor, "B N"],
-        mask: Bool[Tensor, "B N"] | None = None,
-        static: Float[Tensor, "B S"] | None = None,
+        values: Values,
+        times: Times,
+        mask: Mask | None = None,
+        static: Static | None = None,
         *,
-        observed: Bool[Tensor, "B N F"] | None = None,
-        query_times: Float[Tensor, "B M"] | None = None,
+        observed: Tensor | None = None,
+        query_times: QueryTimes | None = None,
         return_internals: bool = False,
         validate: bool = True,
     ) -> Encoded:
         """Return the encoded series.
 
         Args:
-            values: Values; NaN is a missing one. Where `mask` is False they may hold anything.
-            times: Their times, in any unit, not decreasing among the present of a series.
-            mask: True where an observation is present.
-            static: Static features; NaN is a missing one.
-            observed: True where a value was measured; None takes all that are not NaN.
-            query_times: Also read at these times, in any order.
+            values: Values `[B, N, F]`; NaN is missing. Where `mask` is False anything may stand.
+            times: Their times `[B, N]`, in any unit, not decreasing among the present of a series.
+            mask: True where an observation is present `[B, N]`.
+            static: Static features `[B, S]`; NaN is a missing one.
+            observed: True where a value was measured `[B, N, F]`; None takes all that are not NaN.
+            query_times: Also read at these times `[B, M]`, in any order, into `encoded.reads`.
             return_internals: Also return the internals of each layer.
             validate: Check shapes and dtypes; False if the caller has done so.
-
-        Returns:
-            An `Encoded`; `encoded.reads` holds the states at `query_times`.
         """
         query_times = None if query_times is None else self.time_scale(query_times)
         if validate:
-            self._check(values, times, mask, query_times)
-        return self.encoder(
-            self.embedding(values, observed, static=static),
-            self.time_scale(times),
-            mask,
-            query_times,
-            return_internals=return_internals,
-            validate=False,
-        )
+            check_tokens(values, times, mask, query_times, name="values", dim=self.input_dim)
+        tokens, times = self.embedding(values, observed, static=static), self.time_scale(times)
+        options = {"return_internals": return_internals, "validate": False}
+        return self.encoder(tokens, times, mask, query_times, **options)
 
-    def read(self, encoded: Encoded, query_times: Float[Tensor, "B M"]) -> Float[Tensor, "B M D"]:
+    def read(self, encoded: Encoded, query_times: QueryTimes) -> Reads:
         """Return the states at any times, in the unit of the data, of an encoded batch.
 
         A read sees the observations at or before its time (all of them if the model is
-        bidirectional) and no other read; `OscillatorAttention` says what it asks for. Only in query
-        mode `linear` may reads of one call depend on each other, as described there.
+        bidirectional); only in query mode `linear` also other reads, see `OscillatorAttention`.
         """
         return self.encoder.read(encoded, self.time_scale(query_times))
 
     def read_series(
         self,
-        values: Float[Tensor, "B N F"],
-        times: Float[Tensor, "B N"],
-        mask: Bool[Tensor, "B N"] | None,
-        static: Float[Tensor, "B S"] | None,
-        query_times: Float[Tensor, "B M"],
+        values: Values,
+        times: Times,
+        mask: Mask | None,
+        static: Static | None,
+        query_times: QueryTimes,
         *,
         validate: bool = True,
-    ) -> Float[Tensor, "B M D"]:
-        """Return `read(forward(values, times, mask, static), query_times)`, for less work.
-
-        What the last block makes of the observations, which no read sees, is not computed.
-        """
+    ) -> Reads:
+        """Return `read(forward(values, times, mask, static), query_times)`, for less work."""
         query_times = self.time_scale(query_times)
         if validate:
-            self._check(values, times, mask, query_times)
+            check_tokens(values, times, mask, query_times, name="values", dim=self.input_dim)
         tokens, times = self.embedding(values, static=static), self.time_scale(times)
         return self.encoder.read_tokens(tokens, times, mask, query_times, validate=False)
-
-    def _check(
-        self, values: Tensor, times: Tensor, mask: Tensor | None, query_times: Tensor | None
-    ) -> None:
-        """Refuse a batch that does not fit."""
-        check_tokens(values, times, mask, name="values", dim=self.config.input_dim)
-        check_reads(query_times, None, batch=values.shape[0], dim=self.dim)

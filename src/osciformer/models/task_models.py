@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self, cast
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-from osciformer._types import Bool, Float, Tensor
+from osciformer._types import Float, Mask, QueryTimes, Static, Tensor, Times, Values
 from osciformer.config import QueryModelConfig, SeriesModelConfig, TaskConfig
 from osciformer.models.backbones import Backbone, make_backbone
 from osciformer.models.forward_fill import (
@@ -36,19 +36,19 @@ class SeriesBatch(Protocol):
     """Padded series, True in a mask means present, NaN is a missing value."""
 
     @property
-    def times(self) -> Float[Tensor, "B N"]:
+    def times(self) -> Times:
         """Observation times, not decreasing among the present ones of a series."""
 
     @property
-    def values(self) -> Float[Tensor, "B N F"]:
+    def values(self) -> Values:
         """Scaled values; NaN is a missing one."""
 
     @property
-    def mask(self) -> Bool[Tensor, "B N"]:
+    def mask(self) -> Mask:
         """True where there is an observation."""
 
     @property
-    def static(self) -> Float[Tensor, "B S"] | None:
+    def static(self) -> Static | None:
         """Static features; NaN is a missing one."""
 
 
@@ -56,12 +56,20 @@ class QueryBatch(SeriesBatch, Protocol):
     """Padded series and the times at which something is asked."""
 
     @property
-    def query_times(self) -> Float[Tensor, "B M"] | None:
+    def query_times(self) -> QueryTimes | None:
         """Query times, in any order."""
 
     @property
-    def query_mask(self) -> Bool[Tensor, "B M"] | None:
-        """True where there is a query."""
+    def query_mask(self) -> Tensor | None:
+        """True where there is a query `[B, M]`."""
+
+
+class _Series(NamedTuple):
+    values: Values
+    times: Times
+    mask: Mask
+    static: Static | None
+    columns: Float[Tensor, "B N G"]  # what a backbone gets for values
 
 
 class SeriesInputs(nn.Module):
@@ -71,21 +79,14 @@ class SeriesInputs(nn.Module):
         super().__init__()
         self.input_dim, self.static_dim = config.input_dim, config.static_dim
         self.carry, self.observation_dropout = config.carry, config.observation_dropout
+        self.num_columns = config.input_dim * (3 if config.carry else 1)
         self.age_scale = AgeScale()
 
-    @property
-    def num_columns(self) -> int:
-        """Number of columns."""
-        return self.input_dim * (3 if self.carry else 1)
-
-    def rows(self, batch: SeriesBatch) -> tuple[Tensor, Tensor, Tensor]:
-        """Return values, times and mask of a batch; some values are hidden (NaN) in training.
-
-        A batch of width 0 gets one absent row, so that nothing after this meets an empty axis.
-        """
+    def series(self, batch: SeriesBatch) -> _Series:
+        """Return a batch that was checked; in training some values are hidden (NaN)."""
         values, times, mask = batch.values, batch.times, batch.mask
         check_tokens(values, times, mask, name="values", dim=self.input_dim)
-        if values.shape[1] == 0:
+        if values.shape[1] == 0:  # one absent row, so that nothing after this meets an empty axis
             values, times, mask = (
                 functional.pad(x, (0, 0) * (x.ndim - 2) + (0, 1)) for x in (values, times, mask)
             )
@@ -93,9 +94,13 @@ class SeriesInputs(nn.Module):
         if self.training and self.observation_dropout:
             is_hidden = torch.rand_like(values) < self.observation_dropout
             values = values.masked_fill(is_hidden, torch.nan)
-        return values, times, mask
+        columns = values
+        if self.carry:
+            last, age = forward_fill(values, times, mask)
+            columns = torch.cat((values, last, self.age_scale(age)), dim=-1)
+        return _Series(values, times, mask, self._static(batch), columns)
 
-    def static(self, batch: SeriesBatch) -> Float[Tensor, "B S"] | None:
+    def _static(self, batch: SeriesBatch) -> Static | None:
         """Return the static features; all missing if the model has some and the batch none."""
         if batch.static is None and self.static_dim:
             return batch.values.new_full((len(batch.values), self.static_dim), torch.nan)
@@ -104,23 +109,9 @@ class SeriesInputs(nn.Module):
             raise ValueError(f"static must be [B, {self.static_dim}] as configured; got [B, {got}]")
         return batch.static if self.static_dim else None
 
-    def forward(
-        self, values: Float[Tensor, "B N F"], times: Float[Tensor, "B N"], mask: Tensor
-    ) -> Float[Tensor, "B N G"]:
-        """Return the columns; NaN is a missing one."""
-        if not self.carry:
-            return values
-        last, age = forward_fill(values, times, mask)
-        return torch.cat((values, last, self.age_scale(age)), dim=-1)
-
 
 class TaskModel(nn.Module):
-    """A model with columns as inputs and a backbone that encodes them.
-
-    Attributes:
-        inputs: From values, last known values and ages to columns.
-        backbone: From columns to states.
-    """
+    """A model with columns as inputs and a backbone that encodes them."""
 
     def __init__(self, config: TaskConfig, **options: Any) -> None:
         super().__init__()
@@ -128,18 +119,12 @@ class TaskModel(nn.Module):
         self.backbone: Backbone = make_backbone(config, self.inputs.num_columns, **options)
 
     def fit_time_scale(
-        self, times: Tensor, mask: Tensor | None = None, generator: torch.Generator | None = None
+        self, times: Times, mask: Mask | None = None, generator: torch.Generator | None = None
     ) -> Self:
-        """Set the unit of time, the unit of ages, and frequencies that come from the data.
+        """Set the units of time and ages, and frequencies that come from the data.
 
-        Args:
-            times: Times `[B, N]` of the training set, or of a fair sample. If no series has two
-                distinct times, nothing is changed.
-            mask: True where an observation is present, `[B, N]`.
-            generator: Source of randomness of the spectra.
-
-        Returns:
-            This model.
+        Arguments are those of `OsciFormer.fit_time_scale`. If no series has two distinct times,
+        nothing is changed.
         """
         self.inputs.age_scale.fit(times, mask)
         self.backbone.fit_time_scale(times, mask, generator)
@@ -149,21 +134,17 @@ class TaskModel(nn.Module):
 class SeriesModel(TaskModel):
     """Class logits or real outputs of whole series.
 
-    Values, last known values and their ages become tokens, a backbone encodes them, their states
-    are pooled, and a small network maps the pooled states, the static features and, if asked for,
-    statistics of the series to the outputs. Values and static features should be scaled to zero
-    mean. Call `fit_time_scale` once with the training times, before the optimizer is built.
-
-    Args:
-        config: The configuration.
+    A backbone encodes values, last known values and their ages, its states are pooled, and a small
+    network maps them, the static features and, if asked for, statistics of the series to the
+    outputs. Values and static features should be scaled to zero mean. Call `fit_time_scale` once
+    with the training times, before the optimizer is built.
 
     Example:
         >>> from types import SimpleNamespace
-        >>> times = 48 * torch.rand(4, 20).sort().values
-        >>> mask = torch.ones(4, 20, dtype=torch.bool)
+        >>> times, mask = 48 * torch.rand(4, 20).sort().values, torch.ones(4, 20).bool()
+        >>> values = torch.randn(4, 20, 3)
+        >>> batch = SimpleNamespace(times=times, values=values, mask=mask, static=None)
         >>> model = SeriesModel(SeriesModelConfig(input_dim=3, output_dim=2))
-        >>> series = dict(times=times, values=torch.randn(4, 20, 3), mask=mask, static=None)
-        >>> batch = SimpleNamespace(**series)
         >>> model.fit_time_scale(times, mask)(batch).shape
         torch.Size([4, 2])
     """
@@ -183,37 +164,27 @@ class SeriesModel(TaskModel):
 
     def forward(self, batch: SeriesBatch) -> Float[Tensor, "B O"]:
         """Return the outputs; a series without observations has only its static features."""
-        values, times, mask = self.inputs.rows(batch)
-        static = self.inputs.static(batch)
-        states = self.backbone.encode(self.inputs(values, times, mask), times, mask, static).states
+        values, times, mask, static, columns = self.inputs.series(batch)
+        states = self.backbone.encode(columns, times, mask, static).states
         features = [pool_states(states, mask, self.config.pool)]
         if static is not None:
             features.append(with_indicators(static).to(states.dtype))
         if self.config.skip:
-            statistics = summarise_series(
-                values, times, mask, self.config.statistics, self.inputs.age_scale
-            )
+            kinds, age_scale = self.config.statistics, self.inputs.age_scale
+            statistics = summarise_series(values, times, mask, kinds, age_scale)
             features.append(statistics.to(states.dtype))
-        outputs: Tensor = self.head(torch.cat(features, dim=-1))
-        return outputs
+        return cast("Tensor", self.head(torch.cat(features, dim=-1)))
 
 
 def pool_states(states: Tensor, mask: Tensor, kinds: Sequence[str]) -> Tensor:
-    """Return the pooled states of the present rows, one kind of `last, mean, max` after the other.
+    """Return `last, mean, max` states of the present rows side by side; zeros if there are none."""
+    pools = {"last": last_state, "mean": mean_state, "max": _max_state}
+    return torch.cat([pools[kind](states, mask) for kind in kinds], dim=-1)
 
-    For a series without any row they are zeros.
-    """
 
-    def largest() -> Tensor:
-        found = states.masked_fill(~mask[..., None], -torch.inf).amax(dim=1)
-        return found.masked_fill(~mask.any(dim=1, keepdim=True), 0.0)
-
-    makers: dict[str, Callable[[], Tensor]] = {
-        "last": lambda: last_state(states, mask),
-        "mean": lambda: mean_state(states, mask),
-        "max": largest,
-    }
-    return torch.cat([makers[kind]() for kind in kinds], dim=-1)
+def _max_state(states: Tensor, mask: Mask) -> Tensor:
+    found = states.masked_fill(~mask[..., None], -torch.inf).amax(dim=1)
+    return found.masked_fill(~mask.any(dim=1, keepdim=True), 0.0)
 
 
 def summarise_series(
@@ -222,18 +193,9 @@ def summarise_series(
     """Return statistics of each feature over the measured values of a series, P = F per kind.
 
     They are `last`, `first`, `mean`, `min` and `max` of the values; `rise`, last minus first;
-    `std`, the standard deviation (of n, not n - 1); `count`, log(1 + n) / 3, about 1 for twenty
-    values; and `age`, a quarter of the scaled time from the last measurement to the last row.
-    Of a feature that was never measured they are zero, but for the age, which is 2: as of one that
-    was last measured very long ago.
-
-    Example:
-        >>> values = torch.tensor([[[1.0], [float("nan")], [4.0], [float("nan")]]])
-        >>> rows = torch.arange(4.0)[None], torch.ones(1, 4, dtype=torch.bool)
-        >>> summarise_series(values, *rows, ("last", "mean", "rise", "std", "count"), AgeScale())
-        tensor([[4.0000, 2.5000, 3.0000, 1.5000, 0.3662]])
-        >>> summarise_series(values, *rows, ("age",), AgeScale())  # log(1 + 1) / 4
-        tensor([[0.1733]])
+    `std` (of n, not n - 1); `count`, log(1 + n) / 3, about 1 for twenty values; and `age`, a
+    quarter of the scaled time from the last measurement to the last row. Of a feature that was
+    never measured they are zero, but for the age, which is 2, as if measured very long ago.
     """
     measured = ~values.isnan() & mask[..., None]
     count = measured.sum(dim=1)
@@ -259,60 +221,37 @@ def summarise_series(
         "first": lambda: first,
     }
     unknown = {"age": _AGE_OF_UNKNOWN}
-    return torch.cat(
-        [torch.where(count > 0, makers[kind](), unknown.get(kind, 0.0)) for kind in kinds], dim=-1
-    )
+    found = [torch.where(count > 0, makers[kind](), unknown.get(kind, 0.0)) for kind in kinds]
+    return torch.cat(found, dim=-1)
 
 
 class QueryModel(TaskModel):
     r"""Quantiles of every feature at any time, as corrections of a baseline prediction.
 
-    A backbone encodes the series and is read at the query times. From a read and from all that is
-    known at its time (see `baseline_prediction`) a network gives, per feature, two gates, a shift
-    and the distances between the quantiles:
+    From a read of the backbone and from all that is known at its time a network gives, per feature,
+    two gates, a shift and the distances between the quantiles:
 
     $$\mathrm{median} = \mathrm{base} + \tanh(g_1)\,(\mathrm{level} - \mathrm{base})
     - \tanh(g_2)\,\mathrm{base} + \mathrm{shift}$$
 
     The base is the last known value (`causal`) or the linear interpolation (`bidirectional`), the
-    level is the mean of the series, and zero is the mean of all series, since values are scaled.
-    Each gate also has a slope in the time to the nearest known value. An untrained model predicts
-    the base. Other quantiles are the median plus or minus sums of positive steps, so they never
-    cross.
-
-    Call `fit_time_scale` once with the training times, before the optimizer is built.
-
-    Args:
-        config: The configuration.
-
-    Example:
-        >>> from types import SimpleNamespace
-        >>> times = 48 * torch.rand(4, 20).sort().values
-        >>> mask = torch.ones(4, 20, dtype=torch.bool)
-        >>> series = dict(times=times, values=torch.randn(4, 20, 3), mask=mask, static=None)
-        >>> batch = SimpleNamespace(**series, query_times=torch.full((4, 5), 50.0), query_mask=None)
-        >>> model = QueryModel(QueryModelConfig(input_dim=3)).fit_time_scale(times, mask)
-        >>> model(batch).shape
-        torch.Size([4, 5, 3, 3])
+    level is the mean of the series. Each gate also has a slope in the time to the nearest known
+    value. An untrained model predicts the base. Other quantiles add or subtract sums of positive
+    steps, so they never cross. Call `fit_time_scale` once, before the optimizer is built.
     """
 
     def __init__(self, config: QueryModelConfig) -> None:
         super().__init__(config, direction=config.direction)
         self.config = config
         if not self.backbone.can_read:
-            raise ValueError(
-                f"{config.backbone} cannot be read at other times; choose another backbone"
-            )
+            name = config.backbone
+            raise ValueError(f"{name} cannot be read at other times; choose another backbone")
         known = BaselinePrediction.num_columns(config.input_dim, config.direction)
         width = config.dim + known + 2 * config.static_dim
         per_feature = _NUM_MOVES + len(config.quantiles) - 1
         last = nn.Linear(2 * config.dim, config.input_dim * per_feature)
-        self.head = nn.Sequential(
-            nn.Linear(width, 2 * config.dim),
-            nn.GELU(),
-            nn.Dropout(config.dropout),
-            last,
-        )
+        first = nn.Linear(width, 2 * config.dim)
+        self.head = nn.Sequential(first, nn.GELU(), nn.Dropout(config.dropout), last)
         # Both gates and the spreads depend on the distance to the nearest known value.
         self.distance_slopes = nn.Parameter(torch.zeros(3, config.input_dim))
         nn.init.normal_(last.weight, std=_FIRST_WEIGHTS)
@@ -322,31 +261,18 @@ class QueryModel(TaskModel):
         bias = torch.cat((torch.zeros(_NUM_MOVES), spreads.expm1().log()))  # inverse of softplus
         with torch.no_grad():
             last.bias.copy_(bias.repeat(config.input_dim))
-        self._middle = min(
-            range(len(config.quantiles)), key=lambda n: abs(config.quantiles[n] - 0.5)
-        )
+        self._middle = config.quantiles.index(min(config.quantiles, key=lambda q: abs(q - 0.5)))
 
     def forward(self, batch: QueryBatch) -> Float[Tensor, "B M F Q"]:
-        """Return the quantiles of each feature at `batch.query_times`, not decreasing in Q.
-
-        Where `batch.query_mask` is False the result means nothing.
-        """
+        """Return quantiles at `batch.query_times`, not decreasing in Q; padding means nothing."""
         if batch.query_times is None:
             raise ValueError("batch.query_times must be given: the times at which values are asked")
-        check_reads(batch.query_times, None, batch=len(batch.values), dim=self.config.dim)
+        check_reads(batch.query_times, batch=len(batch.values), dim=self.config.dim)
         query_times = clean_times(batch.query_times, batch.query_mask)
-        values, times, mask = self.inputs.rows(batch)
-        static = self.inputs.static(batch)
-        columns = self.inputs(values, times, mask)
+        values, times, mask, static, columns = self.inputs.series(batch)
         reads = self.backbone.read_series(columns, times, mask, static, query_times)
-        baseline = baseline_prediction(
-            values,
-            times,
-            query_times,
-            mask,
-            direction=self.config.direction,
-            age_scale=self.inputs.age_scale,
-        )
+        settings: Any = {"direction": self.config.direction, "age_scale": self.inputs.age_scale}
+        baseline = baseline_prediction(values, times, query_times, mask, **settings)
         features = [reads, baseline.columns.to(reads.dtype)]
         if static is not None:
             fixed = with_indicators(static).to(reads.dtype)
@@ -358,13 +284,10 @@ class QueryModel(TaskModel):
         raw = raw.to(torch.promote_types(raw.dtype, torch.float32))
         raw = raw.unflatten(-1, (self.config.input_dim, -1))  # [B, M, F, 3 + Q - 1]
         slopes = baseline.distance[..., None] * self.distance_slopes.T  # [B, M, F, 3]
-        gates = torch.tanh(raw[..., :2] + slopes[..., :2])
-        median = (
-            baseline.base
-            + gates[..., 0] * (baseline.level - baseline.base)
-            - gates[..., 1] * baseline.base
-            + raw[..., 2]
-        )[..., None]
+        to_level, to_mean = torch.tanh(raw[..., :2] + slopes[..., :2]).unbind(-1)
+        base = baseline.base
+        median = base + to_level * (baseline.level - base) - to_mean * base + raw[..., 2]
+        median = median[..., None]
         steps = functional.softplus(raw[..., _NUM_MOVES:] + slopes[..., 2:])
         below, above = steps[..., : self._middle], steps[..., self._middle :]
         below = below.flip(-1).cumsum(dim=-1).flip(-1)

@@ -20,14 +20,7 @@ from osciformer.math.spectrum import (
     zeta_from_raw,
 )
 
-_NORMS = (
-    nn.LayerNorm,
-    nn.RMSNorm,
-    nn.GroupNorm,
-    nn.BatchNorm1d,
-    nn.BatchNorm2d,
-    nn.BatchNorm3d,
-)
+_NORMS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.modules.batchnorm._BatchNorm)
 
 
 class ExactBuffers(nn.Module):
@@ -46,10 +39,8 @@ class ExactBuffers(nn.Module):
 class Spectrum(nn.Module):
     r"""One oscillator per head and channel: $\omega = e^{raw} > 0$ and $\zeta \ge 0$.
 
-    Frequencies are drawn log-uniformly, damping ratios uniformly. Both raw values are excluded from
-    weight decay (`parameter_groups`): decay would pull every channel to omega 1 and zeta 0.69.
-    They stay in float32 when a model is moved to half precision, whose 8 bits would turn a
-    frequency of 100 by a third of a radian.
+    Frequencies are drawn log-uniformly, damping ratios uniformly. The raw values have no weight
+    decay and stay in float32 in a model of half precision (it loses a third of a radian at 100).
 
     Args:
         num_heads: Number of heads H.
@@ -58,14 +49,10 @@ class Spectrum(nn.Module):
         zeta_range: Ends of the initial damping ratios; not used if `undamped`.
         undamped: Keep zeta at exactly zero, as a buffer: softplus only tends to it.
         generator: Source of randomness; None is the global one.
-
-    Example:
-        >>> spectrum = Spectrum(2, 4, omega_range=(0.1, 10.0))
-        >>> spectrum.omega.shape, bool((spectrum.omega >= 0.1).all())
-        (torch.Size([2, 4]), True)
     """
 
     no_weight_decay = ("raw_omega", "raw_zeta")
+    zero_zeta: Tensor
 
     def __init__(
         self,
@@ -109,17 +96,13 @@ class Spectrum(nn.Module):
     @property
     def zeta(self) -> Float[Tensor, "H C"]:
         """Damping ratios."""
-        if self.undamped:
-            zero: Tensor = self.zero_zeta  # type: ignore[assignment]
-            return zero
-        return zeta_from_raw(self.raw_zeta)
+        return self.zero_zeta if self.undamped else zeta_from_raw(self.raw_zeta)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> Spectrum:
         def at_least_float32(before: Tensor) -> Tensor:
             after = fn(before)
-            if after.dtype in (torch.float16, torch.bfloat16):
-                return before.to(device=after.device, dtype=torch.float32)
-            return after
+            is_half = after.dtype in (torch.float16, torch.bfloat16)
+            return before.to(after.device, torch.float32) if is_half else after
 
         super()._apply(at_least_float32, *args, **kwargs)
         return self
@@ -133,13 +116,11 @@ class Spectrum(nn.Module):
 class FrequencyBank(ExactBuffers):
     """Fixed frequencies on which query paths and drives are expanded, kept in float64.
 
-    They are not learned: a gradient would pass through the ridge fit, whose condition number is
-    about J / ridge.
+    They are not learned: the gradient of a ridge fit has a condition number of about J / ridge.
 
     Args:
-        kind: Kind of bank, see `frequency_bank`. `data` is log-spaced over `omega_range`, which
-            should then be `frequency_range` of the training times; `harmonics` starts at its low
-            end.
+        kind: Kind of bank, see `frequency_bank`. `data` is log-spaced over `omega_range`, then
+            the `frequency_range` of the training times; `harmonics` starts at its low end.
         num_modes: Number of frequencies J.
         omega_range: Lowest and highest frequency, in radians per unit of time.
         generator: Source of randomness for the random kinds.
@@ -168,14 +149,10 @@ class FrequencyBank(ExactBuffers):
         self, omega_range: tuple[float, float], *, generator: torch.Generator | None = None
     ) -> None:
         """Set the frequencies to another range."""
-        low, high = omega_range
         kind: BankKind = "log_spaced" if self.kind == "data" else self.kind
-        length = math.pi / low if kind == "harmonics" else None
-        self.omega.copy_(
-            frequency_bank(
-                kind, len(self.omega), low=low, high=high, length=length, generator=generator
-            )
-        )
+        ends: dict[str, Any] = dict(zip(("low", "high"), omega_range, strict=True))
+        ends["length"] = math.pi / ends["low"] if kind == "harmonics" else None
+        self.omega.copy_(frequency_bank(kind, len(self.omega), **ends, generator=generator))
 
     def extra_repr(self) -> str:
         """Show the kind and the size."""
@@ -185,15 +162,11 @@ class FrequencyBank(ExactBuffers):
 def parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """Return optimizer groups in which spectra, norms and biases have no weight decay.
 
-    Decay pulls a parameter to zero, which is not neutral for a spectrum: raw values of zero are
-    omega 1 and zeta 0.69. A module names such parameters in its attribute `no_weight_decay`.
+    A module names such parameters in its attribute `no_weight_decay`.
 
     Args:
         module: A module; parameters that need no gradient are left out, shared ones occur once.
-        weight_decay: Decay of the first group.
-
-    Returns:
-        Two groups for any `torch.optim` optimizer: with the decay, and without any.
+        weight_decay: Decay of the first of the two groups; the second has none.
 
     Example:
         >>> groups = parameter_groups(nn.Linear(2, 3), weight_decay=0.01)
@@ -202,18 +175,14 @@ def parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, A
     """
     if not weight_decay >= 0.0:
         raise ValueError(f"weight_decay must not be negative; got {weight_decay}")
-    decayed: list[nn.Parameter] = []
-    exempt: list[nn.Parameter] = []
-    seen: set[int] = set()
+    is_exempt: dict[nn.Parameter, bool] = {}  # of shared parameters, the first owner decides
     for owner in module.modules():
         named = getattr(owner, "no_weight_decay", ())
         for name, parameter in owner.named_parameters(recurse=False):
-            if id(parameter) in seen or not parameter.requires_grad:
-                continue
-            seen.add(id(parameter))
-            is_exempt = isinstance(owner, _NORMS) or name.endswith("bias") or name in named
-            (exempt if is_exempt else decayed).append(parameter)
-    return [
-        {"params": decayed, "weight_decay": weight_decay},
-        {"params": exempt, "weight_decay": 0.0},
-    ]
+            exempt = isinstance(owner, _NORMS) or name.endswith("bias") or name in named
+            if parameter.requires_grad:
+                is_exempt.setdefault(parameter, exempt)
+    decaying = [x for x, exempt in is_exempt.items() if not exempt]
+    others = [x for x, exempt in is_exempt.items() if exempt]
+    groups = ((decaying, weight_decay), (others, 0.0))
+    return [{"params": params, "weight_decay": decay} for params, decay in groups]

@@ -5,48 +5,44 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from osciformer._types import Bool, Float, Tensor
+from osciformer._types import Float, Mask, Tensor, Times
 from osciformer.nn.parameters import ExactBuffers
 from osciformer.ops._checks import DeferredChecks, check_times
 from osciformer.ops.padding import last_present_index
 
 
-def check_tokens(x: Tensor, times: Tensor, mask: Tensor | None, *, name: str, dim: int) -> None:
-    """Refuse tokens `[B, N, dim]`, times `[B, N]` and a mask `[B, N]` that do not fit."""
+def check_tokens(
+    x: Tensor, times: Tensor, mask: Tensor | None, *reads: Tensor | None, name: str, dim: int
+) -> None:
+    """Refuse tokens `[B, N, dim]`, times and a mask `[B, N]` that do not fit, and bad `reads`."""
     if x.ndim != 3 or x.shape[2] != dim:
         raise ValueError(f"{name} must be [B, N, {dim}]; got {list(x.shape)}")
+    shape = list(x.shape[:2])
+    for what, tensor in (("times", times), ("mask", mask)):
+        if tensor is not None and list(tensor.shape) != shape:
+            got = list(tensor.shape)
+            raise ValueError(f"{what} must be [B, N] = {shape} like {name}; got {got}")
     _check_float(name, x)
-    shape = x.shape[:2]
-    if times.shape != shape:
-        raise ValueError(
-            f"times must be [B, N] = {list(shape)} like {name}; got {list(times.shape)}"
-        )
     _check_float("times", times)
-    if mask is None:
-        return
-    if mask.shape != shape:
-        raise ValueError(f"mask must be [B, N] = {list(shape)} like {name}; got {list(mask.shape)}")
-    if mask.dtype != torch.bool:
+    if mask is not None and mask.dtype != torch.bool:
         raise ValueError(f"mask must be bool, True where a token is present; got {mask.dtype}")
+    check_reads(*reads, batch=x.shape[0], dim=dim)  # len would fix an exported batch size
 
 
 def check_reads(
-    query_times: Tensor | None, query_x: Tensor | None, *, batch: int, dim: int
+    query_times: Tensor | None = None, query_x: Tensor | None = None, *, batch: int, dim: int
 ) -> None:
     """Refuse query times `[B, M]` and query tokens `[B, M, dim]` that do not fit a batch."""
     if query_times is None:
         if query_x is not None:
             raise ValueError("query_x is given without query_times; a read needs both")
         return
+    shape = list(query_times.shape)
     if query_times.ndim != 2 or query_times.shape[0] != batch:
-        raise ValueError(
-            f"query_times must be [B, M] with B = {batch}; got {list(query_times.shape)}"
-        )
+        raise ValueError(f"query_times must be [B, M] with B = {batch}; got {shape}")
     _check_float("query_times", query_times)
-    if query_x is not None and query_x.shape != (*query_times.shape, dim):
-        raise ValueError(
-            f"query_x must be [B, M, D] = {[*query_times.shape, dim]}; got {list(query_x.shape)}"
-        )
+    if query_x is not None and list(query_x.shape) != [*shape, dim]:
+        raise ValueError(f"query_x must be [B, M, D] = {[*shape, dim]}; got {list(query_x.shape)}")
 
 
 def check_time_values(
@@ -59,7 +55,6 @@ def check_time_values(
 
 
 def _check_float(name: str, x: Tensor) -> None:
-    """Refuse a tensor that is not floating point."""
     if not x.is_floating_point():
         raise ValueError(f"{name} must be a floating-point tensor; got {x.dtype}")
 
@@ -73,13 +68,9 @@ def last_observation(
     `backfill`, which is not causal, a query before all observations gets the first one.
     """
     dtype = torch.promote_types(times.dtype, query_times.dtype)
-    before = torch.searchsorted(
-        times.detach().to(dtype).contiguous(),
-        query_times.detach().to(dtype).contiguous(),
-        right=True,
-    )
-    if mask is None:
-        mask = torch.ones(times.shape, dtype=torch.bool, device=times.device)
+    known, asked = (x.detach().to(dtype).contiguous() for x in (times, query_times))
+    before = torch.searchsorted(known, asked, right=True)
+    mask = torch.ones_like(times, dtype=torch.bool) if mask is None else mask
     # Position 0 stands for "nothing yet", so that a query before all observations finds -1.
     present = nn.functional.pad(last_present_index(mask), (1, 0), value=-1)
     index = present.gather(1, before)
@@ -100,10 +91,8 @@ def take_tokens(tokens: Tensor, index: Tensor, *, fill: float = 0.0) -> Tensor:
 class TimeScale(ExactBuffers):
     r"""Time in the unit of a data set: $(t - t_{ref}) / T$ with two constants of the training set.
 
-    A sequence's own end must never set its unit: that would tell its first tokens how long it
-    is going to be. Both constants are float64 buffers that keep their precision when the model is
-    moved to another dtype, and the result is float64: a time stamp in seconds since 1970 has no
-    room in float32 for anything below two minutes.
+    A sequence's own end must never set its unit, which would tell its first tokens how long it is
+    going to be. All is float64: seconds since 1970 have a resolution of two minutes in float32.
 
     Args:
         reference: The time that becomes 0.
@@ -132,21 +121,10 @@ class TimeScale(ExactBuffers):
         self.reference.fill_(reference)
         self.scale.fill_(scale)
 
-    def fit(
-        self, times: Float[Tensor, "B N"], mask: Bool[Tensor, "B N"] | None = None
-    ) -> TimeScale:
-        """Set the reference to the earliest time and the scale to the longest span of a series.
-
-        Args:
-            times: Times of the training set.
-            mask: True where an observation is present.
-
-        Returns:
-            This module.
-        """
+    def fit(self, times: Times, mask: Mask | None = None) -> TimeScale:
+        """Set both from training times `[B, N]`: the earliest one, the longest span of a series."""
         times = times.detach().double()
-        if mask is None:
-            mask = torch.ones(times.shape, dtype=torch.bool, device=times.device)
+        mask = torch.ones_like(times, dtype=torch.bool) if mask is None else mask
         if not bool(mask.any()):
             raise ValueError("times must hold at least one present observation; mask is all False")
         first = torch.where(mask, times, torch.inf).amin(dim=1)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 QUERIES = ("hold", "linear", "ridge", "ridge_causal", "anchored", "learned")
 VALUES = ("average", "point")
@@ -45,10 +46,9 @@ def can_look(x: Tensor) -> bool:
 
 
 class DeferredChecks:
-    """Checks of values on a device, read by the host all at once.
+    """Checks of values on a device, read by the host all at once, since each read makes it wait.
 
-    Reading a value makes the host wait for the device. If later work tolerates bad values, call
-    `start` before it and `finish` after it: the device works on while the checks are under way.
+    If later work tolerates bad values, call `start` before it and `finish` after it.
     """
 
     def __init__(self) -> None:
@@ -63,11 +63,9 @@ class DeferredChecks:
         """Copy the results to the host without waiting for them."""
         if not self._checks:
             return
-        results = torch.stack([is_bad for is_bad, _ in self._checks])
-        copied = None
+        results, copied = torch.stack([is_bad for is_bad, _ in self._checks]), None
         if results.is_cuda:
-            results = results.to("cpu", non_blocking=True)
-            copied = torch.cuda.Event()
+            results, copied = results.to("cpu", non_blocking=True), torch.cuda.Event()
             copied.record()
         self._started = results, copied
 
@@ -95,42 +93,27 @@ def check_times(
     if not can_look(times) or times.numel() == 0:
         return
     t = times.detach()
-    if mask is None:
-        is_good = torch.isfinite(t).all() & (t[:, 1:] >= t[:, :-1]).all()
-    else:
-        is_good = ~torch.stack(_bad_and_early(t, mask)[:2]).any()
-    pending = DeferredChecks() if checks is None else checks
-    pending.add(~is_good, lambda: _refuse_times(name, t, mask))
-    if checks is None:
-        pending.finish()
-
-
-def _bad_and_early(t: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return bad times, early times, present times and the time each must reach, ``[B, N]``."""
     present = torch.ones_like(t, dtype=torch.bool) if mask is None else mask
     # The largest present time so far, shifted by one, is what each present time must reach.
-    filled = torch.where(present, t, float("-inf"))
-    before = torch.nn.functional.pad(
-        filled.cummax(dim=1).values[:, :-1], (1, 0), value=float("-inf")
-    )
-    return present & ~torch.isfinite(t), present & (t < before), filled, before
+    filled = torch.where(present, t, -torch.inf)
+    before = pad(filled.cummax(dim=1).values[:, :-1], (1, 0), value=-torch.inf)
+    is_bad, is_early = present & ~torch.isfinite(t), present & (t < before)
 
-
-def _refuse_times(name: str, t: Tensor, mask: Tensor | None) -> None:
-    is_bad, is_early, filled, before = _bad_and_early(t, mask)
-    if bool(is_bad.any()):
-        b, n = _first(is_bad)
+    def refuse() -> None:
+        b, n = (is_bad if bool(is_bad.any()) else is_early).nonzero()[0].tolist()
+        found = f"series {b} has {name}[{b}, {n}] = {t[b, n].item()}"
+        if bool(is_bad[b, n]):
+            raise ValueError(f"{name} must be finite; {found}. Drop the observation or mask it out")
+        earlier = int((filled[b, :n] == before[b, n]).nonzero()[-1])
         raise ValueError(
-            f"{name} must be finite; series {b} has {name}[{b}, {n}] = {t[b, n].item()}. Drop the"
-            " observation or mask it out"
+            f"{name} must not decrease within a series; {found} < {name}[{b}, {earlier}] ="
+            f" {before[b, n].item()}. Sort the observations by time"
         )
-    b, n = _first(is_early)
-    earlier = int((filled[b, :n] == before[b, n]).nonzero()[-1])
-    raise ValueError(
-        f"{name} must not decrease within a series; series {b} has {name}[{b}, {n}] ="
-        f" {t[b, n].item()} < {name}[{b}, {earlier}] = {before[b, n].item()}."
-        " Sort the observations by time"
-    )
+
+    pending = DeferredChecks() if checks is None else checks
+    pending.add((is_bad | is_early).any(), refuse)
+    if checks is None:
+        pending.finish()
 
 
 def check_spectra(
@@ -149,7 +132,7 @@ def check_spectra(
     def refuse() -> None:
         for (name, x), fine in zip(spectra.items(), is_fine, strict=True):
             if not bool(fine.all()):
-                h, c = _first(~fine)
+                h, c = (~fine).nonzero()[0].tolist()
                 is_omega = name.endswith("omega")
                 what = "a frequency above 0 (or 0, a free particle)" if is_omega else "at least 0"
                 raise ValueError(
@@ -165,8 +148,3 @@ def check_mask(name: str, mask: Tensor, shape: tuple[int, int]) -> None:
         kind = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
         raise TypeError(f"{name} must be a bool tensor with True = present, got {kind}")
     check_shape(name, mask, shape, "[B, N]")
-
-
-def _first(bad: Tensor) -> tuple[int, int]:
-    b, n = bad.nonzero()[0].tolist()
-    return b, n

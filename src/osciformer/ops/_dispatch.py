@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from types import ModuleType
 
 import torch
 from torch import Tensor
@@ -16,12 +15,8 @@ from osciformer.ops.attention.drive import Drive, Role
 #: Environment variable that replaces ``backend="auto"``.
 BACKEND_VARIABLE = "OSCIFORMER_BACKEND"
 
-_MODULES: dict[str, ModuleType] = {
-    "oracle": oracle,
-    "reference": reference,
-    "blocked": blocked,
-    "triton": triton,
-}
+#: Each has a function `attend`.
+MODULES = dict(oracle=oracle, reference=reference, blocked=blocked, triton=triton)
 
 
 def choose_backend(
@@ -61,8 +56,3 @@ def choose_backend(
     if device.type == "cuda" and dtype in triton.DTYPES and triton.missing(device) is None:
         return "triton", "kernels for CUDA; what they do not serve runs on 'blocked'"
     return "blocked", "exact and fast on any device"
-
-
-def backend_module(name: str) -> ModuleType:
-    """Return the module whose `attend` is the backend `name`."""
-    return _MODULES[name]

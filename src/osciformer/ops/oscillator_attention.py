@@ -11,27 +11,12 @@ from typing import Any, Literal
 import torch
 
 from osciformer._types import Bool, Float, Tensor
-from osciformer.ops._checks import (
-    DIRECTIONS,
-    QUERIES,
-    VALUES,
-    DeferredChecks,
-    check_choice,
-    check_float,
-    check_mask,
-    check_shape,
-    check_spectra,
-    check_times,
-)
-from osciformer.ops._dispatch import backend_module, choose_backend
+from osciformer.ops import _checks
+from osciformer.ops._checks import DeferredChecks, check_float, check_shape
+from osciformer.ops._dispatch import MODULES, choose_backend
 from osciformer.ops.attention.drive import Drive, Role
 from osciformer.ops.attention.inputs import AttentionInputs, AttentionResult, Oscillators
-from osciformer.ops.attention.query import (
-    QueryMode,
-    QueryPath,
-    resolve_query,
-    resolve_reversed,
-)
+from osciformer.ops.attention.query import QueryMode, QueryPath, resolve_query, resolve_reversed
 from osciformer.ops.attention.ties import merge
 from osciformer.ops.padding import blank_absent, clean_times
 
@@ -91,8 +76,7 @@ def oscillator_attention(
         q: Query tokens. May be None for ``query="learned"``.
         k: Key tokens, the positions of the keys at their own times.
         v: Value tokens.
-        query_times: Times of the rows, not decreasing within a series. Any times: a row before the
-            first key sees nothing and gets 0.
+        query_times: Times of the rows, not decreasing within a series.
         key_times: Times of the keys, not decreasing within a series.
         key_omega: Natural frequencies of the keys, in radians per unit of time.
         key_zeta: Damping ratios of the keys; 1 is critical, 0 undamped.
@@ -110,17 +94,14 @@ def oscillator_attention(
             and optionally ``constant [H, C]``. ``linear``: optionally ``mask [B, M]``.
         value: ``average`` over $[t_i, t_j]$ or ``point``, the value at $t_j$.
         drive: Sinusoidal forces on keys and values that start with each token.
-        direction: ``causal``, or ``bidirectional``: keys after a row swing backwards in time from
-            their own time (the same oscillators on the reversed time axis) and join the same
-            softmax.
+        direction: ``causal``, or ``bidirectional``: later keys join the same softmax.
         mask: Which keys are present; None is all. Absent keys may hold anything, NaN included.
             Where query and key times of a series agree, it also says which query tokens take part
             in a fit.
         scale: Factor of the logits; None is $1/\sqrt C$.
-        backend: ``auto`` is ``blocked``; ``reference`` for a drive in resonance with an undamped
-            channel; ``triton`` for tokens on a CUDA device, float64 excepted. The environment
-            variable OSCIFORMER_BACKEND replaces it. `choose_backend` says which one a call gets.
-            What ``triton`` has no kernel for runs on ``blocked``, and a warning says so once.
+        backend: ``auto`` is what `choose_backend` says: ``triton`` for tokens on a CUDA device,
+            float64 excepted, else ``blocked``. The environment variable OSCIFORMER_BACKEND replaces
+            it. What ``triton`` has no kernel for runs on ``blocked``, and a warning says so once.
         return_weights: Also return the weights (memory M times N). They carry gradients from
             ``oracle`` and ``reference``; those of ``blocked`` are detached.
         key_equilibrium: Rest position of each key, the paper's $c_i$; None is 0.
@@ -130,45 +111,37 @@ def oscillator_attention(
         Output `[B, M, H, C]`; with `return_weights` also the weights `[B, H, M, N]`. Rows that see
         no key have output and weights 0.
 
-    Raises:
-        ValueError: For times that are not finite or decrease, negative frequencies or damping
-            ratios, shapes that do not fit, unknown modes.
-        TypeError: For tensors that are not floating point, masks that are not boolean.
-
     Example:
         >>> times = torch.tensor([[0.0, 0.4, 1.7]])
         >>> q, k, v = torch.randn(3, 1, 3, 2, 4).unbind(0)
-        >>> spectrum = dict(omega=torch.ones(2, 4), zeta=torch.full((2, 4), 0.1))
-        >>> spectra = {
-        ...     f"{side}_{key}": x for side in ("key", "value") for key, x in spectrum.items()
-        ... }
+        >>> spectra = dict(key_omega=torch.ones(2, 4), key_zeta=torch.full((2, 4), 0.1))
+        >>> spectra |= dict(value_omega=torch.ones(2, 4), value_zeta=torch.full((2, 4), 0.1))
         >>> oscillator_attention(q, k, v, times, times, **spectra).shape
         torch.Size([1, 3, 2, 4])
     """
-    check_choice("query", query, QUERIES)
-    check_choice("value", value, VALUES)
-    check_choice("direction", direction, DIRECTIONS)
+    _checks.check_choice("query", query, _checks.QUERIES)
+    _checks.check_choice("value", value, _checks.VALUES)
+    _checks.check_choice("direction", direction, _checks.DIRECTIONS)
     keys = Oscillators(k, key_omega, key_zeta, key_velocity, key_equilibrium)
     values = Oscillators(v, value_omega, value_zeta, value_velocity, value_equilibrium)
     checks = DeferredChecks()
-    _check_tensors(q, keys, values, query_times, key_times, mask, checks)
-    _check_drive(drive, *k.shape[2:])
-    check_times("key_times", key_times, mask, checks)
+    _check_tensors(q, keys, values, query_times, key_times)
+    spectra = {"key_omega": key_omega, "key_zeta": key_zeta}
+    spectra |= {"value_omega": value_omega, "value_zeta": value_zeta}
+    batch, num_keys, heads, channels = k.shape
+    _checks.check_spectra(spectra, heads, channels, checks)
+    if mask is not None:
+        _checks.check_mask("mask", mask, (batch, num_keys))
+    _check_drive(drive, heads, channels)
+    _checks.check_times("key_times", key_times, mask, checks)
     query_mask = _query_mask(query_times, key_times, mask)
     is_self = query_times is key_times
     if not is_self:
-        check_times("query_times", query_times, query_mask, checks)
-    spectra: Mapping[Role, tuple[Tensor, Tensor]] = {
-        "key": (key_omega, key_zeta),
-        "value": (value_omega, value_zeta),
-    }
-    backend, _ = choose_backend(backend, drive, spectra, k.dtype)  # type: ignore[assignment]
+        _checks.check_times("query_times", query_times, query_mask, checks)
+    chosen, _ = choose_backend(backend, drive, _spectra(keys, values), k.dtype)
     # Kernels tolerate bad values, a fit does not: the host reads the checks after the launch.
-    is_deferred = backend == "triton" and query in ("hold", "linear")
-    if is_deferred:
-        checks.start()
-    else:
-        checks.finish()
+    is_deferred = chosen == "triton" and query in ("hold", "linear")
+    (checks.start if is_deferred else checks.finish)()
 
     if mask is not None:
         key_times = clean_times(key_times, mask)
@@ -177,30 +150,22 @@ def oscillator_attention(
         query_times = key_times if is_self else clean_times(query_times, query_mask)
         q = None if q is None else blank_absent(q, query_mask)
     asked = (query, q, query_times, query_params, query_mask)
-    inputs = AttentionInputs(
-        resolve_query(*asked),
-        query_times,
-        key_times,
-        keys,
-        values,
-        value,
-        drive,
-        mask,
-        1.0 / math.sqrt(k.shape[3]) if scale is None else scale,
-        return_weights=return_weights,
-    )
+    path, scale = resolve_query(*asked), 1.0 / math.sqrt(channels) if scale is None else scale
+    tokens = (path, query_times, key_times, keys, values)
+    inputs = AttentionInputs(*tokens, value, drive, mask, scale, return_weights=return_weights)
     later = None if direction == "causal" else resolve_reversed(inputs.path, *asked)
-    result = attend_unchecked(inputs, backend, later)
+    result = attend_unchecked(inputs, chosen, later)
     if is_deferred:
         checks.finish()
-    if return_weights:
-        assert result.weights is not None
-        return result.out, result.weights
-    return result.out
+    return result.out if result.weights is None else (result.out, result.weights)
+
+
+def _spectra(keys: Oscillators, values: Oscillators) -> dict[Role, tuple[Tensor, Tensor]]:
+    return {"key": (keys.omega, keys.zeta), "value": (values.omega, values.zeta)}
 
 
 def attend_unchecked(
-    inputs: AttentionInputs, backend: Backend = "auto", reversed_path: QueryPath | None = None
+    inputs: AttentionInputs, backend: str = "auto", reversed_path: QueryPath | None = None
 ) -> AttentionResult:
     """Return what `oscillator_attention` does, for inputs that the caller has validated.
 
@@ -212,13 +177,11 @@ def attend_unchecked(
         heads, channels = inputs.keys.start.shape[2:]
         out = inputs.values.start.new_zeros(batch, num_rows, heads, channels)
         lse = out.new_full((batch, heads, num_rows), -math.inf)
-        return AttentionResult(out, lse, out.new_zeros(batch, heads, num_rows, num_keys))
-    spectra: dict[Role, tuple[Tensor, Tensor]] = {
-        "key": (inputs.keys.omega, inputs.keys.zeta),
-        "value": (inputs.values.omega, inputs.values.zeta),
-    }
-    name, _ = choose_backend(backend, inputs.drive, spectra, inputs.keys.start.dtype)
-    attend = backend_module(name).attend
+        weights = out.new_zeros(batch, heads, num_rows, num_keys)
+        return AttentionResult(out, lse, weights if inputs.return_weights else None)
+    spectra, dtype = _spectra(inputs.keys, inputs.values), inputs.keys.start.dtype
+    name, _ = choose_backend(backend, inputs.drive, spectra, dtype)
+    attend = MODULES[name].attend
     past: AttentionResult = attend(inputs)
     return past if reversed_path is None else _union(past, attend(inputs.mirrored(reversed_path)))
 
@@ -240,24 +203,18 @@ def _union(past: AttentionResult, mirrored: AttentionResult) -> AttentionResult:
 
 
 def _check_tensors(
-    q: Tensor | None,
-    keys: Oscillators,
-    values: Oscillators,
-    query_times: Tensor,
-    key_times: Tensor,
-    mask: Tensor | None,
-    checks: DeferredChecks,
+    q: Tensor | None, keys: Oscillators, values: Oscillators, query_times: Tensor, key_times: Tensor
 ) -> None:
-    """Refuse wrong types and shapes at once, bad spectra through `checks`."""
+    """Refuse wrong types and shapes."""
     k = keys.start
     tensors = {"k": k, "v": values.start, "query_times": query_times, "key_times": key_times}
     for name, x in tensors.items():
         check_float(name, x)
     if k.ndim != 4:
         raise ValueError(f"k must have shape [B, N, H, C], got {list(k.shape)}")
-    batch, num_keys, heads, channels = shape = tuple(k.shape)
+    batch, shape = k.shape[0], tuple(k.shape)
     check_shape("v", values.start, shape, "[B, N, H, C]")
-    check_shape("key_times", key_times, (batch, num_keys), "[B, N]")
+    check_shape("key_times", key_times, shape[:2], "[B, N]")
     if query_times.ndim != 2 or query_times.shape[0] != batch:
         raise ValueError(
             f"query_times must have shape [B, M] with B = {batch} as in k, got"
@@ -265,18 +222,13 @@ def _check_tensors(
         )
     if q is not None:
         check_float("q", q)
-        check_shape("q", q, (batch, query_times.shape[1], heads, channels), "[B, M, H, C]")
-    spectra: dict[str, Tensor] = {}
-    for role, tokens in (("key", keys), ("value", values)):
-        spectra |= {f"{role}_omega": tokens.omega, f"{role}_zeta": tokens.zeta}
-        extras = {"velocity": tokens.velocity, "equilibrium": tokens.equilibrium}
-        for name, extra in extras.items():
-            if extra is not None:
-                check_float(f"{role}_{name}", extra)
-                check_shape(f"{role}_{name}", extra, shape, "[B, N, H, C]")
-    check_spectra(spectra, heads, channels, checks)
-    if mask is not None:
-        check_mask("mask", mask, (batch, num_keys))
+        check_shape("q", q, (*query_times.shape, *shape[2:]), "[B, M, H, C]")
+    extras = {"key_velocity": keys.velocity, "value_velocity": values.velocity}
+    extras |= {"key_equilibrium": keys.equilibrium, "value_equilibrium": values.equilibrium}
+    for name, extra in extras.items():
+        if extra is not None:
+            check_float(name, extra)
+            check_shape(name, extra, shape, "[B, N, H, C]")
 
 
 def _check_drive(drive: Drive | None, heads: int, channels: int) -> None:

@@ -7,15 +7,12 @@ import torch
 from osciformer._types import Bool, Float, Int, Tensor
 
 
-def clean_times(
-    times: Float[Tensor, "B N"], mask: Bool[Tensor, "B N"] | None
-) -> Float[Tensor, "B N"]:
+def clean_times(times: Float[Tensor, "B N"], mask: Bool[Tensor, "B N"] | None) -> Tensor:
     """Return the times with padding replaced, so that padding may hold anything, NaN included.
 
     An absent token gets the time of the last present one before it, one before the first present
-    token gets that token's time, and a series without any present token gets zeros. Present times
-    are not touched. What was in the padding gets no gradient; where a present time moves, the times
-    that stand in for it move along.
+    token gets that token's time, and a series without any present token gets zeros. Gradients pass
+    from there to the present times, and none to what was in the padding.
 
     Example:
         >>> times = torch.tensor([[1.0, 2.0, float("nan")]])
@@ -32,12 +29,7 @@ def clean_times(
 
 
 def last_present_index(mask: Bool[Tensor, "B N"]) -> Int[Tensor, "B N"]:
-    """Return, for each position, the last present position at or before it; -1 for none.
-
-    Example:
-        >>> last_present_index(torch.tensor([[False, True, False, True]]))
-        tensor([[-1,  1,  1,  3]])
-    """
+    """Return, for each position, the last present position at or before it; -1 for none."""
     index = torch.arange(mask.shape[1], device=mask.device).expand(mask.shape)
     return torch.where(mask, index, -1).cummax(dim=1).values
 

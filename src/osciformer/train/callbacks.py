@@ -27,28 +27,21 @@ if TYPE_CHECKING:
 else:
     pl = need("pytorch_lightning", extra="train")
 
-# At step s the decay of the average is at most s / (s + AVERAGE_WARMUP), so that the weights before
-# training, which have learned nothing, are soon forgotten.
+# At step s the decay is at most s / (s + AVERAGE_WARMUP), to forget the first weights soon.
 AVERAGE_WARMUP = 4
 
 
 class Journal(pl.Callback):
-    """A row per epoch, the weights of the best one, and early stopping; kept in the checkpoint.
-
-    Without validation `monitor` is None. `weights`, those of the best epoch or of the last one, are
-    set at the end of training.
-    """
+    """A row per epoch, the weights of the best one, and early stopping; kept in the checkpoint."""
 
     state_key = "osciformer.journal"  # type: ignore[assignment]
 
     def __init__(self, monitor: str | None, patience: int | None, restore_best: bool) -> None:
         self.monitor, self.patience, self.restore_best = monitor, patience, restore_best
         self.history: list[dict[str, float]] = []
-        self.best_epoch = -1
-        self.waited = 0
-        self.best_value = math.nan
+        self.best_epoch, self.best_value, self.waited = -1, math.nan, 0
         self.best_weights: dict[str, Tensor] | None = None
-        self.weights: dict[str, Tensor] | None = None
+        self.weights: dict[str, Tensor] | None = None  # of best or last epoch, when training ends
         self.stopped_early = False
         self.interrupted: BaseException | None = None
         self._started = time.perf_counter()
@@ -68,9 +61,8 @@ class Journal(pl.Callback):
             "learning_rate": float(trainer.optimizers[0].param_groups[0]["lr"]),
             "seconds": now - self._started,
             "train_loss": pl_module.train_loss,
-            **{f"val_{name}": value for name, value in pl_module.metrics.items()},
         }
-        self.history.append(row)
+        self.history.append(row | {f"val_{name}": x for name, x in pl_module.metrics.items()})
         self._started = now
         if self.monitor is None:
             return
@@ -94,11 +86,10 @@ class Journal(pl.Callback):
         self.interrupted, self.weights = exception, self.best_weights
 
     def _is_better(self, value: float) -> bool:
-        if math.isnan(value) or math.isnan(self.best_value):
-            return math.isnan(self.best_value) and (self.best_epoch < 0 or not math.isnan(value))
-        if self.monitor in HIGHER_IS_BETTER:
-            return value > self.best_value
-        return value < self.best_value
+        best = self.best_value
+        if math.isnan(value) or math.isnan(best):
+            return math.isnan(best) and (self.best_epoch < 0 or not math.isnan(value))
+        return value > best if self.monitor in HIGHER_IS_BETTER else value < best
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a continued run needs."""
@@ -115,22 +106,20 @@ class Journal(pl.Callback):
 
 def current_weights(trainer: pl.Trainer) -> dict[str, Tensor]:
     """Return a copy of the model's weights on the CPU; with FSDP, on the first process only."""
-    weights = trainer.strategy.lightning_module_state_dict()
-    return {
-        name.removeprefix("model."): tensor.detach().to("cpu", copy=True)
-        for name, tensor in weights.items()
-    }
+    weights = _copy_to_cpu(trainer.strategy.lightning_module_state_dict())
+    return {name.removeprefix("model."): tensor for name, tensor in weights.items()}
+
+
+def _copy_to_cpu(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in weights.items()}
 
 
 class WeightAverage(pl.Callback):
     """An exponential average of the parameters, which the model has between epochs.
 
-    From the last step of an epoch, through validation and what other callbacks do then, to the
-    start of the next one the parameters are the averages, and those that training goes on with are
-    set aside. So the weights in a checkpoint are the averages, and those set aside are this
-    callback's part of it. Buffers are left as they are; with FSDP each process averages its pieces,
-    which Lightning's own callback cannot. It must come before the callbacks that read weights at
-    the end of an epoch.
+    Between epochs the weights of training are set aside, as this callback's part of a checkpoint.
+    Buffers stay as they are; with FSDP each process averages its pieces, which Lightning's own
+    callback cannot. It must come before callbacks that read weights at the end of an epoch.
     """
 
     state_key = "osciformer.average"  # type: ignore[assignment]
@@ -168,10 +157,7 @@ class WeightAverage(pl.Callback):
             return
         # Validation is in inference mode; what is set aside should be ordinary tensors.
         with torch.inference_mode(False), torch.no_grad(), _whole_parameters(trainer):
-            weights = {
-                name: parameter.detach().to("cpu", copy=True)
-                for name, parameter in pl_module.named_parameters()
-            }
+            weights = _copy_to_cpu(dict(pl_module.named_parameters()))
         # After a step FSDP has nothing but the pieces, so that these may be written to directly.
         self._copy_average(pl_module)
         self._set_aside = weights
@@ -212,10 +198,7 @@ def _whole_parameters(trainer: pl.Trainer) -> AbstractContextManager[Any]:
 
 
 class ProgressReport(pl.Callback):
-    """A progress bar over all steps of a run, or a line per epoch, on standard error.
-
-    The journal, whose last row is shown, must come before this callback.
-    """
+    """A progress bar, or a line per epoch, on standard error; the journal comes before it."""
 
     def __init__(self, journal: Journal, is_bar: bool) -> None:
         self.journal, self.is_bar = journal, is_bar
@@ -223,26 +206,28 @@ class ProgressReport(pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Show an empty bar."""
-        if self.is_bar and trainer.is_global_zero:
-            self._bar = need("tqdm", extra="train").tqdm(
-                total=int(trainer.estimated_stepping_batches),
-                initial=trainer.global_step,
-                unit="step",
-                dynamic_ncols=True,
-                desc="training",
-            )
+        self._bar = need("tqdm", extra="train").tqdm(
+            total=int(trainer.estimated_stepping_batches),
+            initial=trainer.global_step,
+            unit="step",
+            dynamic_ncols=True,
+            desc="training",
+            disable=not (self.is_bar and trainer.is_global_zero),
+        )
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
         """Move the bar."""
-        if self._bar is not None:
-            self._bar.update()
+        self._bar.update()
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Show the metrics of the epoch."""
-        line = describe_epoch(self.journal.history[-1], trainer.max_epochs)
-        if self._bar is not None:
+        row = self.journal.history[-1]
+        shown = {k: v for k, v in row.items() if k == "train_loss" or k.startswith("val_")}
+        numbers = " ".join(f"{name} {value:.4f}" for name, value in shown.items())
+        line = f"epoch {int(row['epoch']) + 1}/{trainer.max_epochs} {numbers}"
+        if self.is_bar:
             self._bar.set_description(line)
-        elif not self.is_bar and trainer.is_global_zero:
+        elif trainer.is_global_zero:
             print(line, file=sys.stderr, flush=True)
 
     def on_train_end(self, *_: Any) -> None:
@@ -253,24 +238,8 @@ class ProgressReport(pl.Callback):
     on_exception = on_train_end  # type: ignore[assignment]
 
 
-def describe_epoch(row: Mapping[str, float], max_epochs: int | None) -> str:
-    """Return an epoch in a line.
-
-    Example:
-        >>> describe_epoch({"epoch": 0.0, "train_loss": 0.5, "val_auroc": 0.75, "seconds": 2.0}, 9)
-        'epoch 1/9 train_loss 0.5000 val_auroc 0.7500'
-    """
-    shown = {k: v for k, v in row.items() if k == "train_loss" or k.startswith("val_")}
-    numbers = " ".join(f"{name} {value:.4f}" for name, value in shown.items())
-    return f"epoch {int(row['epoch']) + 1}/{max_epochs} {numbers}"
-
-
 class RunWriter(pl.Callback):
-    """Writes history and checkpoint after each epoch, each atomically; the journal comes before it.
-
-    The checkpoint also holds the configuration and what `describe_setup` says of model and task, so
-    that a run is not continued with other settings.
-    """
+    """Writes history and checkpoint atomically after each epoch; the journal comes before it."""
 
     def __init__(
         self, folder: Path, journal: Journal, config: TrainConfig, setup: Mapping[str, Any]
@@ -293,6 +262,6 @@ class RunWriter(pl.Callback):
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Add the settings."""
+        """Add the settings, so that a run is not continued with other ones."""
         checkpoint[CONFIG_KEY] = self.config.to_dict()
         checkpoint[SETUP_KEY] = dict(self.described)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import logging
+import math
 import os
 import random
 import signal
@@ -38,31 +39,21 @@ _LOGGERS = ("pytorch_lightning", "lightning_fabric", "lightning.pytorch", "light
 
 @dataclass(frozen=True)
 class FitResult:
-    """What training gave.
+    """What training gave."""
 
-    Attributes:
-        model: The trained model, on the CPU and in evaluation mode. It is the one that was given,
-            except with FSDP, where it is a copy.
-        history: One dict per epoch: `epoch`, `learning_rate`, `seconds`, `train_loss` and, with
-            validation data, `val_loss` and the task's metrics.
-        best_epoch: Epoch of the best validation metric; the last one without validation data.
-        stopped_early: Whether training ended before the last epoch for want of improvement.
-        seconds: How long it took.
-    """
-
-    model: nn.Module
+    model: nn.Module  #: The given model (with FSDP a copy), on the CPU and in evaluation mode.
+    #: Per epoch: `epoch`, `learning_rate`, `seconds`, `train_loss`, `val_loss` and metrics.
     history: list[dict[str, float]]
-    best_epoch: int
-    stopped_early: bool
-    seconds: float
+    best_epoch: int  #: Epoch of the best validation metric; the last one without validation data.
+    stopped_early: bool  #: Whether training ended before the last epoch for want of improvement.
+    seconds: float  #: How long it took.
 
 
 class TrainingInterrupted(KeyboardInterrupt):
     """Ctrl-C during training.
 
     Attributes:
-        result: What was reached: the model has the best weights so far, or the latest ones (their
-            average, if that is asked for) if no epoch was finished.
+        result: What was reached, with the best weights so far, or the latest in the first epoch.
         checkpoint: The checkpoint to continue from, or None.
     """
 
@@ -82,13 +73,10 @@ def fit(
     resume: str | Path | None = None,
     settings: Mapping[str, Any] | None = None,
 ) -> FitResult:
-    """Train a model and return it with its history.
+    """Train a model and return it, with the weights of the best epoch, and its history.
 
-    All randomness of an epoch comes from `config.seed`, the epoch and the rank. So a run that is
-    killed and continued ends with the weights of one that was not, and the generators of the
-    calling program stay as they are. Under `torchrun`, or with `config.devices` or
-    `config.num_nodes` above 1, the processes share each batch and take the steps that a single one
-    would.
+    All randomness of an epoch comes from `config.seed`, the epoch and the rank, so a run that is
+    killed and continued ends with the same weights. Several processes share each batch.
 
     Args:
         model: Takes a `Batch`, returns what the task wants. Trained in place.
@@ -96,15 +84,9 @@ def fit(
         train: Training batches.
         validation: Validation batches, for early stopping and the choice of the best epoch.
         config: Settings.
-        run_dir: Folder for `history.csv`, `last.ckpt` (written after each epoch) and, if
-            TensorBoard is installed, its log; nothing is written if not given.
+        run_dir: Folder for `history.csv`, `last.ckpt` and the log of TensorBoard, or None.
         resume: Checkpoint, or run folder with one, to go on from.
-        settings: What else decides the result, such as the scaling of the series, by name. A
-            checkpoint of a run with other ones, or with another configuration of the model or the
-            task, is refused.
-
-    Returns:
-        The model, with the weights of the best epoch, and the history.
+        settings: What else decides the result, by name; checkpoints with other ones are refused.
 
     Raises:
         TrainingInterrupted: On Ctrl-C; it holds what was reached.
@@ -153,8 +135,7 @@ def fit(
         )
         try:
             trainer.fit(
-                module.TrainingModule(model, task, config),
-                datamodule=module.TrainingData(train, validation),
+                module.TrainingModule(model, task, config, train, validation),
                 ckpt_path=None if checkpoint is None else str(checkpoint),
                 weights_only=True,
             )
@@ -170,11 +151,10 @@ def fit(
 
 def _result(model: nn.Module, journal: Journal, config: TrainConfig, seconds: float) -> FitResult:
     # A finished run that is resumed has no further step, and so no end at which to settle these.
-    weights = journal.weights or journal.best_weights
+    box = [journal.weights or journal.best_weights]
     if config.strategy == "fsdp" and distributed.is_initialized():
-        box = [weights]
         distributed.broadcast_object_list(box)  # the first process alone has them
-        weights = box[0]
+    (weights,) = box
     model.cpu()
     if weights:
         model.load_state_dict(weights)
@@ -202,18 +182,15 @@ def predict(
     model = model.to(device).eval()
     dtype = torch.float16 if precision == "16-mixed" else torch.bfloat16
     for batch in batches:
-        with (
-            torch.inference_mode(),
-            torch.autocast(device.type, dtype, enabled=precision != "32-true"),
-        ):
+        autocast = torch.autocast(device.type, dtype, enabled=precision != "32-true")
+        with torch.inference_mode(), autocast:
             output = model(batch.to(device))
         yield batch, output.float().cpu()
 
 
 def num_processes(config: TrainConfig) -> int:
     """Return how many processes will train together."""
-    devices, num_nodes = _devices_and_nodes(config)
-    return devices * num_nodes
+    return math.prod(_devices_and_nodes(config))
 
 
 def choose_device(accelerator: str) -> torch.device:
@@ -288,12 +265,12 @@ def undisturbed_random_state() -> Iterator[None]:
 @contextlib.contextmanager
 def _quiet_lightning() -> Iterator[None]:
     """Silence what Lightning says about itself, and put the handler of Ctrl-C back afterwards."""
-    levels = {name: logging.getLogger(name).level for name in _LOGGERS}
+    levels = {logger: logger.level for logger in map(logging.getLogger, _LOGGERS)}
     in_main_thread = threading.current_thread() is threading.main_thread()
     handler = signal.getsignal(signal.SIGINT) if in_main_thread else None
     try:
-        for name in _LOGGERS:
-            logging.getLogger(name).setLevel(logging.ERROR)
+        for logger in levels:
+            logger.setLevel(logging.ERROR)
         with warnings.catch_warnings():
             for module in ("pytorch_lightning", "lightning_fabric", "torchmetrics"):
                 warnings.filterwarnings("ignore", module=rf"{module}(\.|$)")
@@ -302,7 +279,7 @@ def _quiet_lightning() -> Iterator[None]:
                 warnings.filterwarnings("ignore", message=message)
             yield
     finally:
-        for name, level in levels.items():
-            logging.getLogger(name).setLevel(level)
+        for logger, level in levels.items():
+            logger.setLevel(level)
         if handler is not None:
             signal.signal(signal.SIGINT, handler)

@@ -25,18 +25,21 @@ else:
 
 
 class TrainingModule(pl.LightningModule):
-    """One step, one validation and one optimizer, for any model and task.
+    """One step, one validation and one optimizer, for any model, task and sources of batches."""
 
-    Attributes:
-        train_loss: Mean training loss of the last finished epoch.
-        metrics: Validation metrics of the last validation, and `loss`.
-    """
-
-    def __init__(self, model: nn.Module, task: Task, config: TrainConfig) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        task: Task,
+        config: TrainConfig,
+        train: BatchSource | None = None,
+        validation: BatchSource | None = None,
+    ) -> None:
         super().__init__()
         self.model, self.task, self.config = model, task, config
-        self.train_loss = float("nan")
-        self.metrics: dict[str, float] = {}
+        self._train_source, self._validation_source = train, validation
+        self.train_loss = float("nan")  # mean of the last finished epoch
+        self.metrics: dict[str, float] = {}  # of the last validation, and `loss`
         self._sums: Tensor | None = None
         self._scores = Scores(task)
 
@@ -117,6 +120,18 @@ class TrainingModule(pl.LightningModule):
         else:
             self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
 
+    def train_dataloader(self) -> EpochBatches | list[Any]:
+        """Return the training batches of the current epoch and this process."""
+        return self._batches(self._train_source)
+
+    def val_dataloader(self) -> EpochBatches | list[Any]:
+        """Return the validation batches of this process."""
+        return self._batches(self._validation_source)
+
+    def _batches(self, source: BatchSource | None) -> EpochBatches | list[Any]:
+        place = {"rank": self.trainer.global_rank, "world_size": self.trainer.world_size}
+        return [] if source is None else source.epoch(self.trainer.current_epoch, **place)
+
     def _add(self, total: Tensor, count: Tensor) -> None:
         sums = torch.stack((total.detach(), count.detach())).double()
         self._sums = sums if self._sums is None else self._sums + sums
@@ -128,29 +143,6 @@ class TrainingModule(pl.LightningModule):
             distributed.all_reduce(sums)
         total, count = sums.tolist()
         return total / count if count > 0 else 0.0
-
-
-class TrainingData(pl.LightningDataModule):
-    """Loaders that are asked for again each epoch, with its number."""
-
-    def __init__(self, train: BatchSource, validation: BatchSource | None) -> None:
-        super().__init__()
-        self.train, self.validation = train, validation
-
-    def train_dataloader(self) -> EpochBatches:
-        """Return the training batches of the current epoch and this process."""
-        return self._batches(self.train)
-
-    def val_dataloader(self) -> EpochBatches | list[Any]:
-        """Return the validation batches of this process."""
-        return [] if self.validation is None else self._batches(self.validation)
-
-    def _batches(self, source: BatchSource) -> EpochBatches:
-        trainer = self.trainer
-        assert trainer is not None
-        return source.epoch(
-            trainer.current_epoch, rank=trainer.global_rank, world_size=trainer.world_size
-        )
 
 
 def warmup_cosine(step: int, num_steps: int, warmup_fraction: float) -> float:

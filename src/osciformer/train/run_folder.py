@@ -30,19 +30,17 @@ class CheckpointError(ValueError):
 
 
 def describe_setup(model: nn.Module, task: Task, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return, by name and as JSON has it, what decides the result besides `TrainConfig`.
-
-    Those are the `config` of the model, if it has one, as weights would not show another dropout;
-    the fields of the task; and further settings.
-    """
+    """Return, by name and as JSON has it, what decides the result besides `TrainConfig`."""
     config: Any = getattr(model, "config", None)
-    found: dict[str, Any] = {}
-    if hasattr(config, "to_dict"):
-        found |= config.to_dict()
+    found: dict[str, Any] = config.to_dict() if hasattr(config, "to_dict") else {}
     if is_dataclass(task) and not isinstance(task, type):
         found |= asdict(task)
-    plain: dict[str, Any] = json.loads(json.dumps({**found, **settings}, default=str))
-    return plain
+    return _as_json({**found, **settings})
+
+
+def _as_json(values: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(json.dumps(values, default=str))
+    return found
 
 
 def write_history(path: Path, history: Sequence[Mapping[str, float]]) -> None:
@@ -77,25 +75,18 @@ def check_checkpoint(
     try:
         before = without_removed(found.get(SETUP_KEY, {}))
         conflicts = config.differences(found[CONFIG_KEY])
+        if before and is_dataclass(getattr(model, "config", None)):
+            # Settings of the model that an older run lacks had their defaults.
+            usual = {x.name: x.default for x in fields(model.config) if x.default is not MISSING}  # type: ignore[arg-type]
+            before = {**_as_json(usual), **before}
     except ValueError as error:
         raise CheckpointError(f"{path} cannot be continued: {error}") from error
-    conflicts += differences(before, setup) + _newer_settings(before, model)
+    conflicts += differences(before, setup)
     if conflicts:
         raise CheckpointError(
             f"{path} belongs to a run with other settings: {'; '.join(conflicts)}. Use the same "
             "settings to continue it, or another run folder to start afresh"
         )
-
-
-def _newer_settings(before: Mapping[str, Any], model: nn.Module) -> list[str]:
-    """Return which settings of the model an older run lacks, and so had with their defaults."""
-    config: Any = getattr(model, "config", None)
-    if not before or not is_dataclass(config) or not hasattr(config, "to_dict"):
-        return []
-    usual = {item.name: item.default for item in fields(config) if item.default is not MISSING}
-    lacked = {name: value for name, value in usual.items() if name not in before}
-    as_json = json.loads(json.dumps([lacked, config.to_dict()], default=str))
-    return differences(*as_json)
 
 
 def make_loggers(folder: Path | None) -> list[Any]:

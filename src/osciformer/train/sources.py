@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from osciformer._types import Int
 from osciformer.data.batches import Batch, LengthBatches, collate, make_loader
-from osciformer.data.parquet_series import ParquetSeries, StreamedBatches, make_stream_loader
+from osciformer.data.parquet_series import ParquetSeries, make_stream_loader
 from osciformer.data.series import IrregularSeries
 from osciformer.events import EventBatch, EventSequences
 
@@ -22,12 +23,7 @@ Prepare = Callable[[IrregularSeries], IrregularSeries]
 
 
 class EpochBatches:
-    """The batches of one epoch and process; workers start with the first batch, not before.
-
-    Args:
-        loader: A loader with a length.
-        finish: Applied to each batch.
-    """
+    """The batches of one epoch and process; `finish` is applied to each."""
 
     def __init__(self, loader: DataLoader[Any], finish: Callable[[Any], Any] | None = None) -> None:
         self.loader, self.finish = loader, finish
@@ -36,8 +32,7 @@ class EpochBatches:
         return len(self.loader)
 
     def __iter__(self) -> Iterator[Any]:
-        for batch in self.loader:
-            yield batch if self.finish is None else self.finish(batch)
+        return iter(self.loader) if self.finish is None else map(self.finish, self.loader)
 
 
 class BatchSource(Protocol):
@@ -50,6 +45,14 @@ class BatchSource(Protocol):
         """Return the batches of an epoch for one of several processes."""
 
 
+def _order(source: Any, rank: int, world_size: int) -> dict[str, Any]:
+    """Return what decides which series of a source a process gets, and when."""
+    share = max(1, -(-source.batch_size // world_size))
+    order = {"batch_size": share, "shuffle": source.shuffle, "seed": source.seed}
+    return {**order, "rank": rank, "world_size": world_size}
+
+
+@dataclass(eq=False)
 class SeriesSource:
     """Batches of series of similar length, in memory.
 
@@ -66,58 +69,46 @@ class SeriesSource:
 
     Example:
         >>> series = IrregularSeries.from_arrays([[0.0, 1.0], [0.5]], [[1.0, 2.0], [3.0]])
-        >>> source = SeriesSource(series, 1, shuffle=False)
-        >>> [batch.index.tolist() for batch in source.epoch(0)]
+        >>> [batch.index.tolist() for batch in SeriesSource(series, 1, shuffle=False).epoch(0)]
         [[1], [0]]
     """
 
-    def __init__(
-        self,
-        series: IrregularSeries,
-        batch_size: int,
-        *,
-        labels: Any = None,
-        weight: Any = None,
-        draw: Draw | None = None,
-        shuffle: bool = True,
-        seed: int = 0,
-        num_workers: int = 0,
-        pin_memory: bool = False,
-    ) -> None:
-        self.series, self.batch_size, self.draw = series, batch_size, draw
-        self.labels, self.shuffle, self.seed = labels, shuffle, seed
-        self.options = {"weight": weight, "num_workers": num_workers, "pin_memory": pin_memory}
-        self._fixed: tuple[IrregularSeries, IrregularSeries | None] | None = None
+    series: IrregularSeries | ParquetSeries
+    batch_size: int
+    _: KW_ONLY
+    labels: Any = None
+    weight: Any = None
+    draw: Draw | None = None
+    shuffle: bool = True
+    seed: int = 0
+    num_workers: int = 0
+    pin_memory: bool = False
 
     def __len__(self) -> int:
         return len(self.series)
 
     def epoch(self, number: int, *, rank: int = 0, world_size: int = 1) -> EpochBatches:
         """Return the batches of an epoch for one of several processes."""
-        inputs, queries = self._split(number)
-        loader = make_loader(
-            inputs,
-            _per_process(self.batch_size, world_size),
-            labels=self.labels,
-            queries=queries,
-            shuffle=self.shuffle,
-            seed=self.seed,
-            rank=rank,
-            world_size=world_size,
-            **self.options,
-        )
+        inputs, queries = self._split((self.seed, number)) if self.shuffle else self._fixed_split
+        settings = {**_order(self, rank, world_size), **self._loading}
+        loader = make_loader(inputs, labels=self.labels, queries=queries, **settings)
         loader.sampler.set_epoch(number)  # type: ignore[attr-defined]
         return EpochBatches(loader)
 
-    def _split(self, number: int) -> tuple[IrregularSeries, IrregularSeries | None]:
+    @property
+    def _loading(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("weight", "num_workers", "pin_memory")}
+
+    def _split(self, seed: int | tuple[int, int]) -> tuple[IrregularSeries, IrregularSeries | None]:
+        assert isinstance(self.series, IrregularSeries)
         series = self.series.replace(labels=None)
         if self.draw is None:
             return series, None
-        if self.shuffle:
-            return self.draw(series, np.random.default_rng((self.seed, number)))
-        if self._fixed is None:
-            self._fixed = self.draw(series, np.random.default_rng(self.seed))
-        return self._fixed
+        return self.draw(series, np.random.default_rng(seed))
+
+    @functools.cached_property
+    def _fixed_split(self) -> tuple[IrregularSeries, IrregularSeries | None]:
+        return self._split(self.seed)
 
 
 class StreamSource(SeriesSource):
@@ -133,65 +124,48 @@ class StreamSource(SeriesSource):
     def __init__(
         self, table: ParquetSeries, batch_size: int, *, prepare: Prepare, **settings: Any
     ) -> None:
-        super().__init__(table, batch_size, **settings)  # type: ignore[arg-type]
+        super().__init__(table, batch_size, **settings)
         self.table, self.prepare = table, prepare
 
     def epoch(self, number: int, *, rank: int = 0, world_size: int = 1) -> EpochBatches:
         """Return the batches of an epoch for one of several processes."""
-        draw_seed = (self.seed, number, rank) if self.shuffle else (self.seed, 0, rank)
-        loader = make_stream_loader(
+        seed = (self.seed, number if self.shuffle else 0, rank)
+        loader: Any = make_stream_loader(
             self.table,
-            _per_process(self.batch_size, world_size),
-            shuffle=self.shuffle,
-            seed=self.seed,
-            prepare=_Prepared(self.prepare),
-            make_batch=collate if self.draw is None else _Drawn(self.draw, draw_seed),
-            rank=rank,
-            world_size=world_size,
-            **self.options,
+            prepare=functools.partial(_prepare_unlabelled, self.prepare),
+            make_batch=collate if self.draw is None else _Drawn(self.draw, seed),
+            **_order(self, rank, world_size),
+            **self._loading,
         )
-        assert isinstance(loader.dataset, StreamedBatches)
         loader.dataset.set_epoch(number)
-        return EpochBatches(loader, self._label)
+        return EpochBatches(loader, None if self.labels is None else self._label)
 
     def _label(self, batch: Batch) -> Batch:
-        if self.labels is None:
-            return batch
         return replace(batch, labels=torch.from_numpy(np.asarray(self.labels)[batch.index.numpy()]))
 
 
-def _per_process(batch_size: int, world_size: int) -> int:
-    """Return how many series of a step one process has: a share, rounded up."""
-    return max(1, -(-batch_size // world_size))
+def _prepare_unlabelled(prepare: Prepare, chunk: IrregularSeries) -> IrregularSeries:
+    """Return a chunk as the model wants it; labels, which may be text, are added later."""
+    return prepare(chunk.replace(labels=None))
 
 
-class _Prepared:
-    """Chunks as the model wants them; labels, which may be text, are added later."""
-
-    def __init__(self, prepare: Prepare) -> None:
-        self.prepare = prepare
-
-    def __call__(self, chunk: IrregularSeries) -> IrregularSeries:
-        return self.prepare(chunk.replace(labels=None))
-
-
+@dataclass
 class _Drawn:
-    """Batches of freshly drawn inputs and queries."""
+    """Batches of freshly drawn inputs and queries; each worker draws on its own."""
 
-    def __init__(self, draw: Draw, seed: tuple[int, ...]) -> None:
-        self.draw, self.seed = draw, seed
-        self._generator: np.random.Generator | None = None
+    draw: Draw
+    seed: tuple[int, ...]
+    generator: np.random.Generator | None = None
 
     def __call__(self, series: IrregularSeries, index: Int[np.ndarray, "B"]) -> Batch:
-        if self._generator is None:
+        if self.generator is None:
             worker = get_worker_info()
-            self._generator = np.random.default_rng(
-                (*self.seed, 0 if worker is None else worker.id)
-            )
-        inputs, queries = self.draw(series[index], self._generator)
+            self.generator = np.random.default_rng((*self.seed, worker.id if worker else 0))
+        inputs, queries = self.draw(series[index], self.generator)
         return collate(inputs, queries=queries)
 
 
+@dataclass(eq=False)
 class EventSource:
     """Batches of sequences of similar length, in memory; a `BatchSource`.
 
@@ -204,36 +178,23 @@ class EventSource:
 
     Example:
         >>> events = EventSequences.from_arrays([[0.0, 1.0, 4.0], [0.5], [2.0, 3.0]])
-        >>> source = EventSource(events, 2, shuffle=False)
-        >>> [batch.index.tolist() for batch in source.epoch(0)]
+        >>> [batch.index.tolist() for batch in EventSource(events, 2, shuffle=False).epoch(0)]
         [[1, 2], [0]]
     """
 
-    def __init__(
-        self,
-        sequences: EventSequences,
-        batch_size: int,
-        *,
-        shuffle: bool = True,
-        seed: int = 0,
-        num_workers: int = 0,
-    ) -> None:
-        self.sequences, self.batch_size = sequences, batch_size
-        self.shuffle, self.seed, self.num_workers = shuffle, seed, num_workers
+    sequences: EventSequences
+    batch_size: int
+    _: KW_ONLY
+    shuffle: bool = True
+    seed: int = 0
+    num_workers: int = 0
 
     def __len__(self) -> int:
         return len(self.sequences)
 
     def epoch(self, number: int, *, rank: int = 0, world_size: int = 1) -> EpochBatches:
         """Return the batches of an epoch for one of several processes."""
-        sampler = LengthBatches(
-            self.sequences.lengths,
-            _per_process(self.batch_size, world_size),
-            shuffle=self.shuffle,
-            seed=self.seed,
-            rank=rank,
-            world_size=world_size,
-        )
+        sampler = LengthBatches(self.sequences.lengths, **_order(self, rank, world_size))
         sampler.set_epoch(number)
         loader: DataLoader[EventBatch] = DataLoader(
             _PaddedBatches(self.sequences),
@@ -246,11 +207,11 @@ class EventSource:
         return EpochBatches(loader)
 
 
+@dataclass(eq=False)
 class _PaddedBatches(Dataset[EventBatch]):
     """Sequences whose items are padded batches, as `SeriesDataset` has them for series."""
 
-    def __init__(self, sequences: EventSequences) -> None:
-        self.sequences = sequences
+    sequences: EventSequences
 
     def __len__(self) -> int:
         return len(self.sequences)

@@ -16,26 +16,19 @@ from osciformer._types import Bool, Float, Int, Tensor
 from osciformer.data.batches import Batch
 from osciformer.events import EventBatch, LikelihoodTerms
 
-HIGHER_IS_BETTER = frozenset(
-    {"accuracy", "auroc", "auprc", "log_likelihood", "macro_log_likelihood"}
-)
+HIGHER_IS_BETTER = {"accuracy", "auroc", "auprc", "log_likelihood", "macro_log_likelihood"}
 Total = tuple[Float[Tensor, ""], Float[Tensor, ""]]
 
 
 class Task(ABC):
     """A loss as a sum and a count, so that batches and processes can be added, and metrics."""
 
-    monitor: str = "loss"
+    monitor: str = "loss"  #: Metric that picks the best epoch.
     metrics: tuple[str, ...] = ()
 
     @abstractmethod
     def loss(self, output: Any, batch: Any) -> Total:
-        """Return the weighted sum of the losses of a batch, and the sum of the weights.
-
-        Args:
-            output: What the model returned.
-            batch: What it was given: a `Batch`, or an `EventBatch`.
-        """
+        """Return the weighted sum of the losses of a batch, and the sum of the weights."""
 
     @abstractmethod
     def rows(self, output: Any, batch: Any) -> tuple[Tensor, ...]:
@@ -89,30 +82,21 @@ def _weighted(losses: Float[Tensor, "B"], weight: Float[Tensor, "B"] | None) -> 
 
 @dataclass(frozen=True)
 class Classification(Task):
-    """Cross entropy of C classes; labels are 0 to C - 1, outputs are logits [B, C].
-
-    Attributes:
-        num_classes: Number of classes C.
-        class_weight: Weight of each class in the loss; None for equal ones.
-        label_smoothing: Part of the target that is spread over all classes.
-        monitor: Metric that picks the best epoch.
-    """
+    """Cross entropy of C classes; labels are 0 to C - 1, outputs are logits [B, C]."""
 
     num_classes: int
-    class_weight: Sequence[float] | None = None
-    label_smoothing: float = 0.0
+    class_weight: Sequence[float] | None = None  #: Of each class in the loss; None for equal ones.
+    label_smoothing: float = 0.0  #: Part of the target that is spread over all classes.
     monitor: str = "loss"
     metrics = ("accuracy", "log_loss", "auroc", "auprc")
 
     def __post_init__(self) -> None:
-        if self.class_weight is not None and len(self.class_weight) != self.num_classes:
-            raise ValueError(
-                f"class_weight must have {self.num_classes} entries; got {len(self.class_weight)}"
-            )
-        if not 0 <= self.label_smoothing < 1:
-            raise ValueError(
-                f"label_smoothing must be from 0 to below 1; got {self.label_smoothing}"
-            )
+        wanted, smoothing = self.num_classes, self.label_smoothing
+        if self.class_weight is not None and len(self.class_weight) != wanted:
+            got = len(self.class_weight)
+            raise ValueError(f"class_weight must have {wanted} entries; got {got}")
+        if not 0 <= smoothing < 1:
+            raise ValueError(f"label_smoothing must be from 0 to below 1; got {smoothing}")
 
     def loss(self, output: Tensor, batch: Batch) -> Total:
         """Return the sum of weighted cross entropies, and of the weights."""
@@ -141,13 +125,8 @@ def class_metrics(
 ) -> dict[str, float]:
     """Return accuracy, log loss, AUROC and AUPRC.
 
-    Args:
-        logits: Unnormalised log-probabilities of the C classes.
-        labels: The true classes, 0 to C - 1.
-
-    Returns:
-        Areas are those of class 1 if there are two classes, else means over the classes (one
-        against the rest) that have both members and others; NaN if there is no such class.
+    Areas are those of class 1 of two, else means over the classes (one against the rest) that have
+    both members and others; NaN if there is no such class.
 
     Example:
         >>> class_metrics(np.array([[2.0, 0.0], [0.0, 1.0]]), np.array([0, 1]))["auroc"]
@@ -172,10 +151,7 @@ def class_metrics(
 
 
 def _areas(is_positive: Bool[np.ndarray, "n"], score: Float[np.ndarray, "n"]) -> tuple[float, ...]:
-    """Return AUROC (a tie counts as half) and average precision, from one sort.
-
-    They are those of scikit-learn, which takes five times as long; bootstraps need thousands.
-    """
+    """Return AUROC and average precision as scikit-learn does, in a fifth of the time."""
     distinct, place = np.unique(score, return_inverse=True)
     positives = np.bincount(place, weights=is_positive, minlength=len(distinct))[::-1]
     negatives = np.bincount(place, minlength=len(distinct))[::-1] - positives
@@ -187,16 +163,10 @@ def _areas(is_positive: Bool[np.ndarray, "n"], score: Float[np.ndarray, "n"]) ->
 
 @dataclass(frozen=True)
 class Regression(Task):
-    """Huber or squared loss of scaled targets; labels and outputs are [B, K].
+    """Huber or squared loss of scaled targets; labels and outputs are [B, K]."""
 
-    Attributes:
-        scale: What 1 of a scaled target is in its unit, for each of the K targets.
-        criterion: `huber` (squared up to an error of 1, linear beyond) or `mse`.
-        monitor: Metric that picks the best epoch.
-    """
-
-    scale: Sequence[float] = (1.0,)
-    criterion: str = "huber"
+    scale: Sequence[float] = (1.0,)  #: What 1 of each scaled target is in its unit.
+    criterion: str = "huber"  #: `huber` (squared up to an error of 1, linear beyond) or `mse`.
     monitor: str = "loss"
     metrics = ("rmse", "mae")
 
@@ -219,22 +189,15 @@ class Regression(Task):
     def summarise(self, *columns: np.ndarray) -> dict[str, float]:
         """Return `rmse` and `mae`, in the unit of the targets."""
         error = columns[0] * np.asarray(self.scale)
-        return {
-            "rmse": float(np.sqrt(np.square(error).mean())),
-            "mae": float(np.abs(error).mean()),
-        }
+        rmse, mae = np.sqrt(np.square(error).mean()), np.abs(error).mean()
+        return {"rmse": float(rmse), "mae": float(mae)}
 
 
 @dataclass(frozen=True)
 class Quantiles(Task):
-    """Pinball loss of quantiles [B, M, F, Q] at query times; a target that is NaN is not scored.
+    """Pinball loss of quantiles [B, M, F, Q] at query times; a target that is NaN is not scored."""
 
-    Attributes:
-        quantiles: Levels of the Q quantiles, rising.
-        monitor: Metric that picks the best epoch.
-    """
-
-    quantiles: Sequence[float]
+    quantiles: Sequence[float]  #: Levels of the Q quantiles, rising.
     monitor: str = "loss"
     metrics = ("pinball", "mae", "rmse", "coverage")
 
@@ -280,12 +243,7 @@ def _scored_targets(batch: Batch) -> tuple[Float[Tensor, "B M F"], Tensor]:
 def pinball(
     found: Float[Tensor, "*S Q"], targets: Float[Tensor, "*S"], quantiles: Sequence[float]
 ) -> Float[Tensor, "*S Q"]:
-    r"""Return the pinball loss $\max(\tau e, (\tau - 1) e)$ with $e = y - \hat y_\tau$.
-
-    Example:
-        >>> pinball(torch.tensor([[1.0, 3.0]]), torch.tensor([2.0]), (0.1, 0.9))
-        tensor([[0.1000, 0.1000]])
-    """
+    r"""Return the pinball loss $\max(\tau e, (\tau - 1) e)$ with $e = y - \hat y_\tau$."""
     level = torch.tensor(quantiles, dtype=found.dtype, device=found.device)
     error = targets[..., None] - found
     return torch.maximum(level * error, (level - 1.0) * error)
@@ -293,14 +251,7 @@ def pinball(
 
 @dataclass(frozen=True)
 class EventLikelihood(Task):
-    """Negative log-likelihood of the events of sequences, each given those before it.
-
-    The model returns `LikelihoodTerms`, as `NeuralEventProcess` does. The loss is in nats per
-    scored event; the unit of time is that of the data.
-
-    Attributes:
-        monitor: Metric that picks the best epoch.
-    """
+    """Negative log-likelihood in nats per scored event; the model returns `LikelihoodTerms`."""
 
     monitor: str = "log_likelihood"
     metrics = ("log_likelihood", "macro_log_likelihood")

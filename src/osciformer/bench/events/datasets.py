@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -13,10 +13,8 @@ import torch
 from osciformer.data import get_dataset
 from osciformer.events import EventSequences, HawkesProcess, events_from_frame, sample
 
-#: Folds are numbered from 1, seeds from 0.
 REPEATS = {"fold": (1, 2, 3, 4, 5), "seed": (0, 1, 2, 3, 4)}
-# Decides which training sequences become dev, and the folds of infants.
-_SPLIT_SEED = 0
+_SPLIT_SEED = 0  # decides which training sequences become dev, and the folds of infants
 # Simulated sequences are cut after a number of events, not at a time: one that ends with the last
 # event before some time has lost its long last gap, and then the true process is not the best one.
 NUM_EVENTS = 50
@@ -34,21 +32,17 @@ class Parts(NamedTuple):
 
 @dataclass(frozen=True)
 class EventTask:
-    """A data set: what is varied over its repeats, how it is read, and how it is binned.
-
-    `fold` varies data and initialisation, `seed` initialisation alone. `min_width` is the smallest
-    width of a bin of a histogram of gaps: three steps of the grid of the times, or 0.05 if that is
-    known from the literature. `truth` is the process that made the events, if that is known.
-    """
+    """A data set: what is varied over its repeats, how it is read, and how it is binned."""
 
     name: str
     title: str
     num_types: int
-    repeat: Literal["fold", "seed"]
+    repeat: Literal["fold", "seed"]  # folds vary data and initialisation, seeds the latter alone
     read: Callable[[EventTask, int], Parts]
+    # Smallest bin of a histogram of gaps: three steps of the grid of times, or a published 0.05.
     min_width: float
     is_default: bool = True
-    truth: Callable[[], Any] | None = None
+    truth: Callable[[], Any] | None = None  # the process that made the events, if it is known
 
     @property
     def repeats(self) -> tuple[int, ...]:
@@ -61,24 +55,14 @@ class EventTask:
 
 
 def from_first(sequences: EventSequences) -> EventSequences:
-    """Return the sequences with their first events at time 0, and without windows.
-
-    Example:
-        >>> from_first(EventSequences.from_arrays([[5.0, 7.0], [3.0]])).times
-        array([0., 2., 0.])
-    """
+    """Return the sequences with their first events at time 0, and without windows."""
     first = sequences.times[np.minimum(sequences.offsets[:-1], len(sequences.times) - 1)]
     times = sequences.times - np.repeat(first, sequences.lengths)
     return sequences.replace(times=times, starts=None, ends=None)
 
 
 def clip_gaps(sequences: EventSequences, largest: float) -> EventSequences:
-    """Return the sequences from time 0 on, with longer gaps shortened to the largest.
-
-    Example:
-        >>> clip_gaps(EventSequences.from_arrays([[1.0, 2.0, 9.0, 10.0], [4.0]]), 3.0).times
-        array([0., 1., 4., 5., 0.])
-    """
+    """Return the sequences from time 0 on, with longer gaps shortened to the largest."""
     gaps = np.diff(sequences.times, prepend=sequences.times[:1])
     begins = sequences.offsets[:-1][sequences.lengths > 0]
     gaps[begins] = 0.0
@@ -87,71 +71,47 @@ def clip_gaps(sequences: EventSequences, largest: float) -> EventSequences:
     return sequences.replace(times=total - base, starts=None, ends=None)
 
 
-def hold_out(sequences: EventSequences, count: int) -> tuple[EventSequences, EventSequences]:
-    """Return the sequences without `count` of them, and those, drawn with a fixed seed."""
-    if not 0 < count < len(sequences):
-        raise ValueError(f"cannot hold out {count} of {len(sequences)} sequences")
-    order = np.random.default_rng(_SPLIT_SEED).permutation(len(sequences))
-    return sequences[np.sort(order[count:])], sequences[np.sort(order[:count])]
-
-
-def published(
+def _published(
+    task: EventTask,
+    repeat: int,
     unit: str,
-    *,
-    scale: float = 1.0,
-    fold: int | None = None,
-    max_events: int | None = None,
-    clip: float | None = None,
-    has_dev: bool = True,
-) -> Callable[[EventTask, int], Parts]:
-    """Return a reader of published splits, with times of the file multiplied by `scale`.
-
-    Events after the first `max_events` are cut, and gaps are clipped in the new unit. Tasks that
-    repeat seeds use one `fold`. Without a published dev part, a tenth of train is held out.
-    """
-
-    def read(task: EventTask, repeat: int) -> Parts:
-        number = repeat if task.repeat == "fold" else fold
-        parts = []
-        for split in ("train", "dev", "test") if has_dev else ("train", "test"):
-            table = get_dataset(task.name, split, fold=number)
-            events = events_from_frame(table, id="seq_id", num_types=task.num_types)
-            events = from_first(events) if clip is None else events
-            events = (events if max_events is None else events.first(max_events)).rescale(
-                scale, unit
-            )
-            parts.append(events if clip is None else clip_gaps(events, clip))
-        if not has_dev:
-            parts[:1] = hold_out(parts[0], len(parts[0]) // 10)
-        return Parts(*parts)
-
-    return read
+    scale: float = 1.0,  # of the times of the file
+    fold: int | None = None,  # of a task that repeats seeds
+    max_events: int | None = None,  # of a sequence; later ones are cut
+    clip: float | None = None,  # the longest gap in the new unit
+    has_dev: bool = True,  # else a tenth of train is held out
+) -> Parts:
+    parts = []
+    for split in ("train", "dev", "test") if has_dev else ("train", "test"):
+        table = get_dataset(task.name, split, fold=repeat if task.repeat == "fold" else fold)
+        events = events_from_frame(table, id="seq_id", num_types=task.num_types)
+        events = from_first(events) if clip is None else events
+        events = events if max_events is None else events.first(max_events)
+        events = events.rescale(scale, unit)
+        parts.append(events if clip is None else clip_gaps(events, clip))
+    if not has_dev:
+        whole = parts[0]
+        order = np.random.default_rng(_SPLIT_SEED).permutation(len(whole))
+        dev, train = np.split(order, [len(whole) // 10])
+        parts[:1] = whole[np.sort(train)], whole[np.sort(dev)]
+    return Parts(*parts)
 
 
 def read_neonate(task: EventTask, fold: int) -> Parts:
-    """Return a fold of infants to test, the next one as dev, the others to train.
-
-    Seizures on which all three experts agree; infants with one or none have nothing to predict.
-    """
+    """Return a fold of infants to test, the next one as dev, the others to train."""
     table = get_dataset("neonate", "all").to_pandas()
-    events = events_from_frame(table[table["expert"] == "ABC"], id="seq_id", num_types=1)
+    agreed = table[table["expert"] == "ABC"]  # by all three experts
+    events = events_from_frame(agreed, id="seq_id", num_types=1)
+    # Infants with one seizure or none have nothing to predict.
     events = from_first(events[events.lengths > 1]).rescale(1 / 60, "min")
-    folds = np.arange(len(events)) % len(REPEATS["fold"])
-    folds = np.random.default_rng(_SPLIT_SEED).permutation(folds) + 1
-    dev = fold % len(REPEATS["fold"]) + 1
-    return Parts(
-        events[(folds != fold) & (folds != dev)], events[folds == dev], events[folds == fold]
-    )
+    count = len(REPEATS["fold"])
+    folds = np.random.default_rng(_SPLIT_SEED).permutation(np.arange(len(events)) % count) + 1
+    is_test, is_dev = folds == fold, folds == fold % count + 1
+    return Parts(events[~is_test & ~is_dev], events[is_dev], events[is_test])
 
 
 def true_process() -> HawkesProcess:
-    """Return the process of the simulation: three types that excite themselves and each other.
-
-    Example:
-        >>> process = true_process()
-        >>> process.num_types, round(process.spectral_radius, 2)
-        (3, 0.65)
-    """
+    """Return the process of the simulation: three types that excite themselves and each other."""
     return HawkesProcess(
         base=[0.20, 0.12, 0.16],
         branching=[[0.45, 0.00, 0.20], [0.35, 0.25, 0.00], [0.00, 0.40, 0.30]],
@@ -163,41 +123,34 @@ def true_process() -> HawkesProcess:
 def simulate(part: str) -> EventSequences:
     """Return the simulated sequences of a part, drawn by exact thinning; always the same ones."""
     count, seed = _SIMULATED[part]
-    return sample(
-        true_process(),
-        EventSequences.from_arrays([[]] * count, num_types=3).batch(),
-        until=1e6,
-        generator=torch.Generator().manual_seed(seed),
-        max_events=NUM_EVENTS,
-        at_limit="stop",
-        time_unit="unit of the simulation",
-    ).sequences
+    empty = EventSequences.from_arrays([[]] * count, num_types=3).batch()
+    limits: dict[str, Any] = {"until": 1e6, "max_events": NUM_EVENTS, "at_limit": "stop"}
+    generator, unit = torch.Generator().manual_seed(seed), "unit of the simulation"
+    return sample(true_process(), empty, generator=generator, time_unit=unit, **limits).sequences
 
 
-def read_simulation(task: EventTask, seed: int) -> Parts:
-    """Return the simulated Hawkes process."""
+_CUT = partial(_published, max_events=100, has_dev=False)
+_BOOKORDER = partial(_CUT, unit="0.001 min", scale=1e3, clip=70.0)
+_STACKOVERFLOW = partial(_CUT, unit="1e6 s", scale=1e-6, fold=1)
+_NHP = partial(_published, unit="unit of the file")
+
+
+def _simulation(task: EventTask, seed: int) -> Parts:
     return Parts(*(from_first(simulate(part)) for part in Parts._fields))
 
 
-_BOOKORDER = published("0.001 min", scale=1e3, max_events=100, clip=70.0, has_dev=False)
-_STACKOVERFLOW = published("1e6 s", scale=1e-6, fold=1, max_events=100, has_dev=False)
-_NHP = published("unit of the file")
-TASKS = {
-    task.name: task
-    for task in (
-        EventTask("mimic2", "MIMIC-II", 75, "fold", published("year"), 0.05),
-        EventTask("bookorder", "BookOrder", 2, "fold", _BOOKORDER, 0.05),
-        EventTask("stackoverflow", "StackOverflow (part)", 22, "seed", _STACKOVERFLOW, 0.05),
-        EventTask("neonate", "Neonate", 1, "fold", read_neonate, 0.05),
-        EventTask("taxi", "Taxi", 10, "seed", published("h"), 3 / 3600),
-        EventTask("taobao", "Taobao", 17, "seed", published("10,000 s"), 3e-4),
-        EventTask(
-            "hawkes", "Hawkes, simulated", 3, "seed", read_simulation, 0.01, truth=true_process
-        ),
-        EventTask("hawkes_nhp", "Hawkes (NHP)", 5, "seed", _NHP, 0.01, False),
-        EventTask("conttime_nhp", "Neural Hawkes (NHP)", 5, "seed", _NHP, 0.01, False),
-    )
-}
+_ROWS = (
+    EventTask("mimic2", "MIMIC-II", 75, "fold", partial(_published, unit="year"), 0.05),
+    EventTask("bookorder", "BookOrder", 2, "fold", _BOOKORDER, 0.05),
+    EventTask("stackoverflow", "StackOverflow (part)", 22, "seed", _STACKOVERFLOW, 0.05),
+    EventTask("neonate", "Neonate", 1, "fold", read_neonate, 0.05),
+    EventTask("taxi", "Taxi", 10, "seed", partial(_published, unit="h"), 3 / 3600),
+    EventTask("taobao", "Taobao", 17, "seed", partial(_published, unit="10,000 s"), 3e-4),
+    EventTask("hawkes", "Hawkes, simulated", 3, "seed", _simulation, 0.01, truth=true_process),
+    EventTask("hawkes_nhp", "Hawkes (NHP)", 5, "seed", _NHP, 0.01, False),
+    EventTask("conttime_nhp", "Neural Hawkes (NHP)", 5, "seed", _NHP, 0.01, False),
+)
+TASKS = {task.name: task for task in _ROWS}
 
 
 def describe_parts(parts: Parts) -> dict[str, Any]:
@@ -207,8 +160,7 @@ def describe_parts(parts: Parts) -> dict[str, Any]:
         name: {"sequences": len(part), "events": len(part.times), "scored": len(part.gaps)}
         for name, part in parts._asdict().items()
     }
-    return {
-        **sizes,
+    return sizes | {
         "types": parts.train.num_types,
         "time_unit": parts.train.time_unit,
         "longest_sequence": int(max(part.lengths.max() for part in parts)),

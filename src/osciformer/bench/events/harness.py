@@ -14,31 +14,26 @@ downloaded.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, fields, replace
+from contextlib import suppress
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 from osciformer._files import write_json, write_text
+from osciformer.bench import report as common
 from osciformer.bench.events import models
-from osciformer.bench.events.datasets import REPEATS, TASKS, EventTask, describe_parts
+from osciformer.bench.events.datasets import REPEATS, TASKS, describe_parts
 from osciformer.bench.events.models import MODELS, TrainingSettings, find_model
 from osciformer.bench.events.report import document, markdown
-from osciformer.bench.report import (
-    Row,
-    describe_run,
-    names_among,
-    positive,
-    progress,
-    shown_command,
-    tuple_of,
-)
+from osciformer.bench.report import Row, names_among, positive, progress, tuple_of
 from osciformer.bench.workers import Job, run_jobs
 from osciformer.events import log_likelihood, score
 
@@ -49,8 +44,7 @@ _PACKAGES = ("pytorch-lightning", "scikit-learn", "pyarrow")
 _CLOSELY: dict[str, Any] = {"prediction_tolerance": 1e-4}
 _ROUGHLY: dict[str, Any] = {"tolerance": 5e-4, "max_halvings": 4, "prediction_tolerance": 1e-3}
 _PREDICTIONS = ("accuracy", "accuracy_at_time", "time_rmse", "time_mae", "horizon", "never")
-# Events of a batch that is scored; some encoders have a state for each pair of them.
-_EVENTS_AT_ONCE = 1024
+_EVENTS_AT_ONCE = 1024  # to score; some encoders have a state for each pair of them
 # Time of an epoch of an encoder relative to RMTPP, roughly, and of a fit of a classical model; then
 # the events of a training set times the epochs, in thousands.
 _COST = {
@@ -69,17 +63,10 @@ class Cell(NamedTuple):
     is_timing: bool = False
 
     @property
-    def task(self) -> EventTask:
-        """The data set."""
-        return TASKS[self.dataset]
-
-    @property
     def needs_pilot(self) -> bool:
-        """Whether one seed chooses the learning rate of all.
-
-        Folds choose for themselves: the dev part of one may be in the test part of another.
-        """
-        return self.task.repeat == "seed" and find_model(self.model).is_random
+        """Whether one seed chooses the learning rate of all."""
+        # Folds choose for themselves: the dev part of one may be in the test part of another.
+        return TASKS[self.dataset].repeat == "seed" and find_model(self.model).is_random
 
     @property
     def cost(self) -> float:
@@ -90,50 +77,31 @@ class Cell(NamedTuple):
 
     def path(self, folder: Path) -> Path:
         """Return the file of the cell."""
-        name = f"{self.dataset}--{self.model}"
-        if self.is_timing:
-            return folder / "speed" / f"{name}.json"
-        return folder / f"{name}--{self.task.repeat}{self.repeat}.json"
+        name, repeat = f"{self.dataset}--{self.model}", f"{TASKS[self.dataset].repeat}{self.repeat}"
+        return folder / (f"speed/{name}.json" if self.is_timing else f"{name}--{repeat}.json")
 
 
 def make_cells(
     datasets: Sequence[str], names: Sequence[str], repeats: Mapping[str, Sequence[int]]
 ) -> list[Cell]:
-    """Return the cells of a table: those that choose learning rates first, then the costliest.
-
-    A model that is not random has one cell if only seeds differ, one that is about types none if
-    there is one type. The true process has cells if it is known.
-    """
+    """Return the cells of a table: those that choose learning rates first, then the costliest."""
     cells = []
-    for dataset in datasets:
-        task = TASKS[dataset]
-        for name in names:
-            model = find_model(name)
-            if model.kind == "truth" and task.truth is None:
-                continue
-            if model.is_about_types and task.num_types == 1:
-                continue
+    for dataset, name in itertools.product(datasets, names):
+        task, model = TASKS[dataset], find_model(name)
+        is_known = model.kind != "truth" or task.truth is not None
+        if is_known and not (model.is_about_types and task.num_types == 1):
             numbers = [number for number in repeats[task.repeat] if number in task.repeats]
-            if task.repeat == "seed" and not model.is_random:
-                numbers = numbers[:1]
-            cells += [Cell(dataset, name, number) for number in numbers]
+            is_constant = task.repeat == "seed" and not model.is_random
+            cells += [Cell(dataset, name, n) for n in (numbers[:1] if is_constant else numbers)]
     pilot = repeats["seed"][0]
-    return sorted(
-        cells, key=lambda cell: (not (cell.needs_pilot and cell.repeat == pilot), -cell.cost)
-    )
+    return sorted(cells, key=lambda c: (not (c.needs_pilot and c.repeat == pilot), -c.cost))
 
 
 def run_cell(job: Job, settings: Mapping[str, Any]) -> Row:
-    """Fit and score a model, or time an epoch; this is what a worker does.
-
-    `settings` has `training`, arguments of `TrainingSettings`; `folder` of the cells; `pilot`, the
-    seed that chooses the learning rate; `with_predictions`, whether more than the likelihood is
-    scored, which is the default.
-    """
-    cell = Cell(**job)
-    training = TrainingSettings(**settings["training"])
-    parts = cell.task.load(cell.repeat)
-    model = find_model(cell.model)
+    """Fit and score a model, or time an epoch, by the settings of `run`; a worker does this."""
+    cell, training = Cell(**job), TrainingSettings(**settings["training"])
+    task, model = TASKS[cell.dataset], find_model(cell.model)
+    parts = task.load(cell.repeat)
     if cell.is_timing:
         assert model.network is not None
         found = models.seconds_per_epoch(model.network, parts.train, training)
@@ -141,19 +109,19 @@ def run_cell(job: Job, settings: Mapping[str, Any]) -> Row:
     tried = training
     if cell.needs_pilot and cell.repeat != settings["pilot"]:
         pilot = cell._replace(repeat=settings["pilot"]).path(Path(settings["folder"]))
-        tried = replace(training, learning_rates=_chosen_rates(pilot) or training.learning_rates)
-    request = models.FitRequest(cell.task, parts.train, parts.dev, cell.repeat, tried)
-    fitted = model.fit(request)
+        # Without the cell of the pilot, the seed chooses for itself.
+        with suppress(OSError, KeyError, TypeError, ValueError):
+            chosen = json.loads(pilot.read_text(encoding="utf-8"))["chosen"]
+            tried = replace(training, learning_rates=(float(chosen["learning_rate"]),))
+    fitted = model.fit(models.FitRequest(task, parts.train, parts.dev, cell.repeat, tried))
     began = time.perf_counter()
     # Nothing has seen the test part before.
     tolerances = dict(_ROUGHLY if model.kind == "neural" else _CLOSELY)
     tolerances["batch_size"] = max(1, _EVENTS_AT_ONCE // int(parts.test.lengths.max()))
     predictions: Row = dict.fromkeys(_PREDICTIONS)
     if settings.get("with_predictions", True):
-        horizon = float(parts.train.gaps.max())
-        scores = score(
-            fitted.process, parts.test, horizon=horizon, expectation="restricted", **tolerances
-        )
+        tolerances |= {"horizon": float(parts.train.gaps.max()), "expectation": "restricted"}
+        scores = score(fitted.process, parts.test, **tolerances)
         likelihood = scores.log_likelihood
         predictions = {name: getattr(scores, name) for name in _PREDICTIONS}
     else:
@@ -163,9 +131,7 @@ def run_cell(job: Job, settings: Mapping[str, Any]) -> Row:
         raise FloatingPointError(f"the test log-likelihood is {likelihood.micro}")
     decisive = {k: v for k, v in asdict(training).items() if k not in ("device", "checkpoints")}
     return {
-        "ll_micro": likelihood.micro,
-        "ll_macro": likelihood.macro,
-        "ll_error": likelihood.error,
+        **{f"ll_{name}": getattr(likelihood, name) for name in ("micro", "macro", "error")},
         **predictions,
         "num_scored": likelihood.num_scored,
         "dev_ll": fitted.dev_ll,
@@ -177,14 +143,6 @@ def run_cell(job: Job, settings: Mapping[str, Any]) -> Row:
         "data": describe_parts(parts),
         "training": decisive if model.kind == "neural" else None,
     }
-
-
-def _chosen_rates(path: Path) -> tuple[float] | None:
-    """Return the learning rate that another cell chose, or None if there is no such cell."""
-    try:
-        return (float(json.loads(path.read_text(encoding="utf-8"))["chosen"]["learning_rate"]),)
-    except (OSError, KeyError, TypeError, ValueError):
-        return None
 
 
 def read_cells(folder: Path, pattern: str = "*--*--*.json") -> list[Row]:
@@ -200,9 +158,9 @@ def read_cells(folder: Path, pattern: str = "*--*--*.json") -> list[Row]:
 
 def unfinished(cells: Iterable[Cell], folder: Path) -> list[Cell]:
     """Return the cells without a file, or whose file says that they failed."""
-    done = [row for row in read_cells(folder) if row["error"] is None]
-    found = {Cell(row["dataset"], row["model"], row["repeat"]) for row in done}
-    return [c for c in cells if not (c.path(folder).is_file() if c.is_timing else c in found)]
+    rows = read_cells(folder)
+    done = {(r["dataset"], r["model"], r["repeat"]) for r in rows if r["error"] is None}
+    return [c for c in cells if not (c.path(folder).is_file() if c.is_timing else c[:3] in done)]
 
 
 def main(argv: Sequence[str]) -> int:
@@ -214,7 +172,7 @@ def main(argv: Sequence[str]) -> int:
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    command = shown_command("osciformer", "bench", "events", arguments=argv)
+    command = common.shown_command("osciformer", "bench", "events", arguments=argv)
     status = 0
     if not options.report_only:
         try:
@@ -223,13 +181,13 @@ def main(argv: Sequence[str]) -> int:
             progress("stopped; finished cells are kept, and the same command continues")
             return INTERRUPTED
     rows, speeds = read_cells(options.output), read_cells(options.output / "speed", "*.json")
-    page = markdown(rows, speeds, command)
     if options.json is not None:
         write_json(options.json, document(rows, speeds, command), indent=1)
-    if options.table is not None:
-        write_text(options.table, page)
-    else:
+    page = markdown(rows, speeds, command)
+    if options.table is None:
         print(page, flush=True)
+    else:
+        write_text(options.table, page)
     return status
 
 
@@ -243,35 +201,26 @@ def run(options: argparse.Namespace, command: str) -> int:
         repeats = {"fold": options.folds, "seed": options.seeds}
         cells = make_cells(options.datasets, options.models, repeats)
     options.checkpoints = str(folder / "running") if options.checkpoints else None
-    known = {field.name for field in fields(TrainingSettings)}
-    training = TrainingSettings(**{k: v for k, v in vars(options).items() if k in known})
-    settings = {
-        "training": asdict(training),
-        "folder": str(folder),
-        "pilot": options.seeds[0],
-        "with_predictions": not options.likelihood_only,
-    }
-    origin = describe_run(command, torch.device(options.device), packages=_PACKAGES)
+    known = asdict(TrainingSettings())
+    training = known | {k: v for k, v in vars(options).items() if k in known}
+    settings = {"training": training, "folder": str(folder), "pilot": options.seeds[0]}
+    settings["with_predictions"] = not options.likelihood_only
+    origin = common.describe_run(command, torch.device(options.device), packages=_PACKAGES)
     origin["commit"] = options.commit
 
     def is_ready(job: Job) -> bool:
-        """Seeds wait for the one that chooses the learning rate, if it is among the cells."""
+        # Seeds wait for the one that chooses the learning rate, if it is among the cells.
         cell = Cell(**job)
         pilot = cell._replace(repeat=options.seeds[0])
         is_free = cell.is_timing or not cell.needs_pilot or cell == pilot or pilot not in cells
         return is_free or pilot.path(folder).is_file()
 
-    waiting = unfinished(cells, folder)
-    done, failed, began = len(cells) - len(waiting), 0, time.monotonic()
+    jobs = [cell._asdict() for cell in unfinished(cells, folder)]
+    done, failed, began = len(cells) - len(jobs), 0, time.monotonic()
     progress(f"{len(cells)} cells, {done} of them there before")
-    for job, row in run_jobs(
-        [cell._asdict() for cell in waiting],
-        run_cell,
-        settings,
-        num_workers=1 if options.speed else options.jobs,
-        deadline=began + 60.0 * options.minutes,
-        is_ready=is_ready,
-    ):
+    limits = {"num_workers": 1 if options.speed else options.jobs}
+    limits["deadline"] = began + 60.0 * options.minutes
+    for job, row in run_jobs(jobs, run_cell, settings, is_ready=is_ready, **limits):
         cell = Cell(**job)
         content: Row = {"dataset": cell.dataset, "model": cell.model}
         if not cell.is_timing:
@@ -281,38 +230,30 @@ def run(options: argparse.Namespace, command: str) -> int:
         done, failed = done + ("error" not in row), failed + ("error" in row)
         state = f"{done}/{len(cells)}{f', {failed} failed' if failed else ''}"
         progress(f"{state}, {(time.monotonic() - began) / 60:.1f} min: {_told(cell, row)}")
-    if failed:
-        return FAILED
-    return UNFINISHED if unfinished(cells, folder) else 0
+    return FAILED if failed else UNFINISHED if unfinished(cells, folder) else 0
 
 
 def _told(cell: Cell, row: Row) -> str:
-    """Return which cell is finished, and its result in a few words."""
-    what = f"{cell.dataset} {cell.model} {cell.repeat}"
-    if "error" in row:
-        return f"{what}: failed: {row['error']}"
-    if cell.is_timing:
-        return f"{what}: {row['seconds']:.3g} s an epoch"
     shown = {"LL": "ll_micro", "accuracy": "accuracy", "epochs": "epochs", "seconds": "fit_seconds"}
     words = [f"{name} {row[key]:.5g}" for name, key in shown.items() if row.get(key) is not None]
     words += ["stopped by the time limit"] if row.get("hit_time_limit") else []
-    return f"{what}: {', '.join(words)}"
+    if cell.is_timing and "error" not in row:
+        words = [f"{row['seconds']:.3g} s an epoch"]
+    told = f"failed: {row['error']}" if "error" in row else ", ".join(words)
+    return f"{cell.dataset} {cell.model} {cell.repeat}: {told}"
 
 
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     defaults = TrainingSettings()
-    parser = argparse.ArgumentParser(
-        prog="osciformer bench events",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = argparse.ArgumentParser(prog="osciformer bench events", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
     add("-o", "--output", type=Path, required=True, help="folder of the cells")
     add("--json", type=Path, help="write every cell and a summary to this file")
     add("--table", type=Path, help="Markdown file; without it, standard output")
-    standard = [name for name, task in TASKS.items() if task.is_default]
-    add("--datasets", type=names_among(TASKS), default=standard, help=f"of {','.join(TASKS)}")
+    standard, names = [n for n, task in TASKS.items() if task.is_default], names_among(TASKS)
+    add("--datasets", type=names, default=standard, help=f"of {','.join(TASKS)}")
     known = f"of {','.join(MODELS)}, or ENCODER+HEAD"
     add("--models", type=tuple_of(str), default=list(MODELS), help=known)
     for name, numbers in REPEATS.items():

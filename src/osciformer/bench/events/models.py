@@ -28,24 +28,16 @@ from osciformer.events.neural import BlendedEventProcess, EventModelConfig, make
 from osciformer.events.neural.blended import companions_of
 from osciformer.models.backbones import backbone_names
 
-# What is tried of each network, in this order.
-_CHOICES = ("learning_rate", "dropout", "dim")
-# Fewest and most epochs.
-_EPOCHS = (10, 200)
-# Steps that are timed (most, and how many at least), those before them, and seconds after which the
-# least number is enough.
+_CHOICES = ("learning_rate", "dropout", "dim")  # what is tried of each network, in this order
+# Steps that are timed, at most and at least, those before, and seconds after which few are enough.
 _TIMED, _TIMED_AT_LEAST, _WARM_UP, _LONG = 20, 5, 3, 5.0
 
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """How neural models are trained, all of them alike; the command line says what None means.
+    """How neural models are trained, all of them alike; the command line says what None means."""
 
-    Each learning rate is tried with each dropout and width, and the best on dev is kept. A training
-    stops after `cell_minutes` with its best epoch so far. `checkpoints` is a folder from which a
-    training that was killed is continued.
-    """
-
+    # Each is tried with each dropout and width, and the best on dev is kept.
     learning_rates: tuple[float, ...] = (3e-3, 1e-3)
     dropouts: tuple[float, ...] = (0.1,)
     dims: tuple[int, ...] | None = None
@@ -56,35 +48,23 @@ class TrainingSettings:
     batch_size: int | None = None
     weight_decay: float = 0.1
     device: str = "cpu"
-    cell_minutes: float | None = None
-    checkpoints: str | None = None
+    cell_minutes: float | None = None  # after which a training stops with its best epoch so far
+    checkpoints: str | None = None  # folder from which a training that was killed is continued
 
     def length(self, num_sequences: int) -> dict[str, Any]:
-        """Return batch size, epochs and patience for a number of training sequences.
-
-        Example:
-            >>> TrainingSettings().length(2828)
-            {'batch_size': 64, 'max_epochs': 45, 'patience': 10}
-        """
+        """Return batch size, epochs and patience for a number of training sequences."""
         batch_size = self.batch_size or min(64, max(8, num_sequences // 8))
-        of_epoch = math.ceil(num_sequences / batch_size)
-        epochs = min(max(math.ceil(self.steps / of_epoch), _EPOCHS[0]), _EPOCHS[1])
-        epochs = self.max_epochs or epochs
+        wanted = math.ceil(self.steps / math.ceil(num_sequences / batch_size))
+        epochs = self.max_epochs or min(max(wanted, 10), 200)
         patience = self.patience or max(10, epochs // 5)
         return {"batch_size": batch_size, "max_epochs": epochs, "patience": patience}
 
     def model_options(self, encoder: str) -> dict[str, Any]:
-        """Return the sizes of an encoder's publication, or given blocks, and what makes it fast.
-
-        Example:
-            >>> TrainingSettings(device="cuda").model_options("contiformer")
-            {'dim': 32, 'num_layers': 1, 'num_heads': 4, 'encoder_options': {'fuse': True}}
-        """
+        """Return the sizes of an encoder's publication, or given blocks, and what makes it fast."""
         own = BASELINE_MODELS.get(encoder, {})
         names = ("dim", "num_layers", "num_heads")
         found = {name: own.get(name, getattr(EventModelConfig, name)) for name in names}
-        if self.num_layers is not None:
-            found["num_layers"] = self.num_layers
+        found["num_layers"] = self.num_layers or found["num_layers"]
         # Fused, it differs by rounding alone.
         is_fused = encoder == "contiformer" and self.device.startswith("cuda")
         return found | {"encoder_options": {"fuse": True} if is_fused else {}}
@@ -101,13 +81,13 @@ class FitRequest(NamedTuple):
 
 
 class Fitted(NamedTuple):
-    """A process, its dev likelihood per event, its size, what dev chose, and further entries."""
+    """A process, and what the dev part says of it."""
 
     process: EventProcess
-    dev_ll: float
+    dev_ll: float  # per event
     parameters: int
-    chosen: Mapping[str, Any] = {}
-    training: Mapping[str, Any] = {}
+    chosen: Mapping[str, Any] = {}  # by dev
+    training: Mapping[str, Any] = {}  # further entries of the cell
 
 
 class Network(NamedTuple):
@@ -120,17 +100,13 @@ class Network(NamedTuple):
 
 @dataclass(frozen=True)
 class BenchModel:
-    """A row of the table.
-
-    `is_about_types` says that it differs from another row by its types alone, and so makes sense
-    only if there are several.
-    """
+    """A row of the table."""
 
     name: str
     title: str
     kind: Literal["truth", "trivial", "classical", "neural"]
     fit: Callable[[FitRequest], Fitted]
-    is_about_types: bool = False
+    is_about_types: bool = False  # differs from another row only if there are several types
     network: Network | None = None
 
     @property
@@ -141,8 +117,7 @@ class BenchModel:
 
 def fit_truth(request: FitRequest) -> Fitted:
     """Return the process that made the events."""
-    if request.task.truth is None:
-        raise ValueError(f"the process behind {request.task.name} is not known")
+    assert request.task.truth is not None  # else it has no cell
     process = request.task.truth()
     return Fitted(process, log_likelihood(process, request.dev).micro, parameters=0)
 
@@ -150,29 +125,25 @@ def fit_truth(request: FitRequest) -> Fitted:
 def fit_poisson(request: FitRequest) -> Fitted:
     """Return constant rates; half an event more of each type, so that none is impossible."""
     process = PoissonProcess.fit(request.train, smoothing=0.5)
-    found = log_likelihood(process, request.dev).micro
-    return Fitted(process, found, parameters=process.num_types)
+    return Fitted(process, log_likelihood(process, request.dev).micro, process.num_types)
 
 
 def fit_renewal(request: FitRequest, *, marks: MarkRule, num_bins: tuple[int, ...]) -> Fitted:
     """Return a density of gaps and types by the last one; bins and smoothing are chosen."""
-    width = request.task.min_width
-    best = choose_renewal(
-        request.train, request.dev, marks=marks, num_bins=num_bins, min_width=width
-    )
+    task, train, dev, *_ = request
+    best = choose_renewal(train, dev, marks=marks, num_bins=num_bins, min_width=task.min_width)
     types, bins = best.process.num_types, len(best.process.gaps.mass)
     parameters = bins + 1 + (types * (types - 1) if marks == "markov" else types)
     return Fitted(best.process, best.likelihood, parameters, best.settings)
 
 
-def fit_classical_hawkes(request: FitRequest) -> Fitted:
+def fit_hawkes(request: FitRequest) -> Fitted:
     """Return a Hawkes process with exponential kernels; their shape and the steps are chosen."""
     began = time.perf_counter()
-    best = choose_hawkes(request.train, request.dev)
+    process, likelihood, settings = choose_hawkes(request.train, request.dev)
     training = {"fit_seconds": round(time.perf_counter() - began, 2)}
-    tensors = (best.process.base, best.process.branching, best.process.decay)
-    size = sum(item.numel() for item in tensors)
-    return Fitted(best.process, best.likelihood, size, best.settings, training)
+    size = sum(item.numel() for item in (process.base, process.branching, process.decay))
+    return Fitted(process, likelihood, size, settings, training)
 
 
 def fit_neural(request: FitRequest, *, network: Network) -> Fitted:
@@ -180,9 +151,8 @@ def fit_neural(request: FitRequest, *, network: Network) -> Fitted:
     settings = request.settings
     dims = settings.dims or (settings.model_options(network.encoder)["dim"],)
     choices = list(itertools.product(settings.learning_rates, settings.dropouts, dims))
-    best, process = -1, None
-    trials: list[dict[str, Any]] = []
-    began = time.monotonic()
+    process, trials, began = None, [], time.monotonic()
+    kept: dict[str, Any] = {"dev": -math.inf}
     for number, choice in enumerate(choices):
         limit = None
         if settings.cell_minutes is not None:
@@ -191,11 +161,10 @@ def fit_neural(request: FitRequest, *, network: Network) -> Fitted:
             limit = max(1.0, left / (len(choices) - number))
         model, trial = _train(request, network, choice, limit)
         trials.append(trial)
-        if math.isfinite(trial["dev"]) and (best < 0 or trial["dev"] > trials[best]["dev"]):
-            best, process = number, model
+        if math.isfinite(trial["dev"]) and trial["dev"] > kept["dev"]:
+            process, kept = model, dict(trial)
     if process is None:
         raise RuntimeError("no epoch was finished with a finite dev likelihood")
-    kept = dict(trials[best])
     chosen, dev_ll = {name: kept.pop(name) for name in _CHOICES}, kept.pop("dev")
     kept["fit_seconds"] = round(sum(trial["fit_seconds"] for trial in trials), 2)
     kept |= {"trials": trials, **settings.length(len(request.train))}
@@ -209,19 +178,15 @@ def _train(
     """Return a network, and the entries of its trial; `dev` is NaN if no epoch was finished."""
     from osciformer.estimators import OsciFormerEventPredictor
 
-    settings = request.settings
-    rate, dropout, dim = choice
-    folder = None
+    settings, folder, chosen = request.settings, None, dict(zip(_CHOICES, choice, strict=True))
     if settings.checkpoints is not None:
         name = "-".join(part for part in network if part is not None)
-        key = f"{request.task.name}-{name}-{request.seed}-{rate:g}-{dropout:g}-{dim}"
-        folder = Path(settings.checkpoints) / key
+        tried = "-".join(f"{number:g}" for number in choice)
+        folder = Path(settings.checkpoints) / f"{request.task.name}-{name}-{request.seed}-{tried}"
     given = {
         **network._asdict(),
         **settings.model_options(network.encoder),
-        "dim": dim,
-        "dropout": dropout,
-        "learning_rate": rate,
+        **chosen,
         "weight_decay": settings.weight_decay,
         "seed": request.seed,
         "accelerator": "gpu" if settings.device.startswith("cuda") else "cpu",
@@ -247,7 +212,7 @@ def _train(
     seconds = [epoch["seconds"] for epoch in history]
     has_best = 0 <= best < len(history)
     return model, {
-        **dict(zip(_CHOICES, choice, strict=True)),
+        **chosen,
         "dev": float(history[best]["val_log_likelihood"]) if has_best else math.nan,
         "epochs": estimator.n_iter_,
         "best_epoch": best,
@@ -259,10 +224,7 @@ def _train(
 
 @contextlib.contextmanager
 def interrupted_after(seconds: float | None) -> Iterator[list[str]]:
-    """Raise KeyboardInterrupt in the block after some seconds, and then fill the list it gives.
-
-    None is no limit. A limit needs the main thread, as signals do.
-    """
+    """Raise KeyboardInterrupt in the block after some seconds, and then fill the list it gives."""
     interruptions: list[str] = []
 
     def interrupt(*_: object) -> None:
@@ -272,7 +234,7 @@ def interrupted_after(seconds: float | None) -> Iterator[list[str]]:
     if seconds is None:
         yield interruptions
         return
-    before = signal.signal(signal.SIGALRM, interrupt)
+    before = signal.signal(signal.SIGALRM, interrupt)  # in the main thread, as signals need it
     signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield interruptions
@@ -284,25 +246,17 @@ def interrupted_after(seconds: float | None) -> Iterator[list[str]]:
 def seconds_per_epoch(
     network: Network, train: EventSequences, settings: TrainingSettings
 ) -> dict[str, float]:
-    """Return the time of a training epoch, its steps, and how many of them were timed.
-
-    A step is forward, backward and optimiser; batches are prepared before. The time is the median
-    of 5 to 20 steps, after 3 that do not count, times the number of steps.
-    """
-    config = EventModelConfig(
-        num_types=train.num_types,
-        dropout=settings.dropouts[0],
-        encoder=network.encoder,  # type: ignore[arg-type]
-        head=network.head,  # type: ignore[arg-type]
-        **settings.model_options(network.encoder),
-    )
-    torch.manual_seed(0)
+    """Return the time of a training epoch without its data loading, its steps, and those timed."""
     device = torch.device(settings.device)
+    torch.manual_seed(0)
+    options: dict[str, Any] = {"encoder": network.encoder, "head": network.head}
+    options |= {**settings.model_options(network.encoder), "dropout": settings.dropouts[0]}
+    config = EventModelConfig(num_types=train.num_types, **options)
     model = make_event_model(config).fit_times(train).to(device).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     batch_size = settings.length(len(train))["batch_size"]
-    steps = math.ceil(len(train) / batch_size)
     batches = [batch.to(device) for batch in train.batches(batch_size, shuffle=True)]
+    steps = math.ceil(len(train) / batch_size)
 
     def step(batch: Any) -> None:
         optimizer.zero_grad()
@@ -327,39 +281,31 @@ def _neural(name: str, title: str, *parts: str) -> BenchModel:
 _POISSON_MARKOV = partial(fit_renewal, marks="markov", num_bins=NUM_BINS[:1])
 _MARKOV = partial(fit_renewal, marks="markov", num_bins=NUM_BINS)
 _REPEAT = partial(fit_renewal, marks="repeat", num_bins=NUM_BINS)
-#: All models in the order of the table.
-MODELS = {
-    model.name: model
-    for model in (
-        BenchModel("truth", "the process itself", "truth", fit_truth),
-        BenchModel("poisson", "Poisson", "trivial", fit_poisson),
-        BenchModel("poisson_markov", "Poisson x Markov", "trivial", _POISSON_MARKOV, True),
-        BenchModel("renewal_markov", "renewal x Markov", "trivial", _MARKOV),
-        BenchModel("renewal_repeat", "renewal x repeat-last", "trivial", _REPEAT, True),
-        BenchModel("hawkes", "Hawkes, fitted", "classical", fit_classical_hawkes),
-        _neural("osciformer", "OsciFormer, mixture", "osciformer", "mixture"),
-        _neural("osciformer_blend", "OsciFormer, blended", "osciformer", "mixture", "auto"),
-        _neural("osciformer_softplus", "OsciFormer, softplus", "osciformer", "softplus"),
-        _neural("osciformer_decay", "OsciFormer, decay", "osciformer", "decay"),
-        _neural("rmtpp", "RMTPP", "rmtpp", "exponential"),
-        _neural("rmtpp_blend", "RMTPP, blended", "rmtpp", "exponential", "auto"),
-        _neural("rmtpp_mixture", "RMTPP's encoder, mixture", "rmtpp", "mixture"),
-        _neural("neural_hawkes", "Neural Hawkes", "neural_hawkes", "softplus"),
-        _neural("transformer_hawkes", "Transformer Hawkes", "transformer_hawkes", "decay"),
-        _neural("ode_rnn", "ODE-RNN", "ode_rnn", "softplus"),
-        _neural("mtan", "mTAN", "mtan", "softplus"),
-        _neural("contiformer", "ContiFormer", "contiformer", "softplus"),
-    )
-}
+_ROWS = (
+    BenchModel("truth", "the process itself", "truth", fit_truth),
+    BenchModel("poisson", "Poisson", "trivial", fit_poisson),
+    BenchModel("poisson_markov", "Poisson x Markov", "trivial", _POISSON_MARKOV, True),
+    BenchModel("renewal_markov", "renewal x Markov", "trivial", _MARKOV),
+    BenchModel("renewal_repeat", "renewal x repeat-last", "trivial", _REPEAT, True),
+    BenchModel("hawkes", "Hawkes, fitted", "classical", fit_hawkes),
+    _neural("osciformer", "OsciFormer, mixture", "osciformer", "mixture"),
+    _neural("osciformer_blend", "OsciFormer, blended", "osciformer", "mixture", "auto"),
+    _neural("osciformer_softplus", "OsciFormer, softplus", "osciformer", "softplus"),
+    _neural("osciformer_decay", "OsciFormer, decay", "osciformer", "decay"),
+    _neural("rmtpp", "RMTPP", "rmtpp", "exponential"),
+    _neural("rmtpp_blend", "RMTPP, blended", "rmtpp", "exponential", "auto"),
+    _neural("rmtpp_mixture", "RMTPP's encoder, mixture", "rmtpp", "mixture"),
+    _neural("neural_hawkes", "Neural Hawkes", "neural_hawkes", "softplus"),
+    _neural("transformer_hawkes", "Transformer Hawkes", "transformer_hawkes", "decay"),
+    _neural("ode_rnn", "ODE-RNN", "ode_rnn", "softplus"),
+    _neural("mtan", "mTAN", "mtan", "softplus"),
+    _neural("contiformer", "ContiFormer", "contiformer", "softplus"),
+)
+MODELS = {model.name: model for model in _ROWS}  # in the order of the table
 
 
 def find_model(name: str) -> BenchModel:
-    """Return a model by its name; `encoder+head` for a pair that has no row of its own.
-
-    Example:
-        >>> find_model("osciformer+decay").title
-        'osciformer+decay'
-    """
+    """Return a model by its name; `encoder+head` for a pair that has no row of its own."""
     if name in MODELS:
         return MODELS[name]
     encoder, _, head = name.partition("+")

@@ -54,9 +54,17 @@ class Difference:
             return True
         return abs(self.mean) <= _STUDENT[min(self.count, len(_STUDENT)) - 1] * self.error
 
-    def __format__(self, spec: str) -> str:
+    def __str__(self) -> str:
         error = "" if self.error is None else f" ± {self.error:.3f}"
         return f"{self.mean:+.3f}{error}{' ≈' if error and self.is_within_spread else ''}"
+
+    def in_words(self) -> str:
+        """Return how far the reference is ahead or behind."""
+        text = f"{abs(self.mean):.3f} {'ahead' if self.mean > 0 else 'behind'}"
+        if self.error is None:
+            return text + " by a single run"
+        within = ", within the spread" if self.is_within_spread else ""
+        return f"{text} (± {self.error:.3f}{within})"
 
 
 def good_cells(rows: Sequence[Row]) -> Any:
@@ -65,10 +73,9 @@ def good_cells(rows: Sequence[Row]) -> Any:
     names = ["dataset", "model", "repeat", "data", *_NUMBERS]
     kept = [[row.get(name) for name in names] for row in rows if row["error"] is None]
     cells = pd.DataFrame(kept, columns=names).astype(dict.fromkeys(_NUMBERS, float))
-    heads = cells[cells["model"].isin(_HEADS)]
-    groups = heads.groupby(["dataset", "repeat"])
+    heads = cells[cells["model"].isin(_HEADS)].groupby(["dataset", "repeat"], sort=False)
     # One head alone is no choice.
-    heads = heads[groups["model"].transform("size") == len(_HEADS)]
+    heads = heads.filter(lambda group: len(group) == len(_HEADS))
     best = heads.groupby(["dataset", "repeat"], sort=False)["dev_ll"].idxmax()
     return pd.concat([cells, cells.loc[best].assign(model=CHOSEN_HEAD)], ignore_index=True)
 
@@ -83,9 +90,7 @@ def differences(cells: Any, reference: str = REFERENCE) -> dict[str, Difference]
     wide = cells.pivot(index="repeat", columns="model", values="ll_micro")
     found = {}
     for name in wide.columns.drop(reference) if reference in wide else ():
-        other = wide[name]
-        if _is_constant(name, cells):
-            other = other.dropna().iloc[0]
+        other = wide[name].dropna().iloc[0] if _is_constant(name, cells) else wide[name]
         apart = (wide[reference] - other).dropna()
         if len(apart):
             error = float(apart.sem()) if len(apart) > 1 else None
@@ -94,24 +99,18 @@ def differences(cells: Any, reference: str = REFERENCE) -> dict[str, Difference]
 
 
 def best_of(cells: Any, key: str, kinds: Sequence[str]) -> str | None:
-    """Return the model with the best mean of a score among some kinds, or None.
-
-    Models of which fewer runs have the score are left out, unless their runs would all be alike.
-    """
-    found = spreads(cells, key)
-    most = cells.groupby("model").size().max()
+    """Return the model with the best mean of a score among some kinds, or None."""
+    found, most = spreads(cells, key), cells.groupby("model").size().max()
+    # Models of which fewer runs have the score are left out, unless their runs would be alike.
     is_in = [
         count > 0 and _row(name).kind in kinds and (count == most or _is_constant(name, cells))
         for name, count in found["count"].items()
     ]
-    means = found["mean"][is_in]
-    if means.empty:
-        return None
-    return str(means.idxmax() if SCORES[key][0] else means.idxmin())
+    means = found["mean"][is_in] * (1 if SCORES[key][0] else -1)
+    return None if means.empty else str(means.idxmax())
 
 
 def _row(name: str) -> BenchModel:
-    """Return what is known about a row of the tables."""
     if name == CHOSEN_HEAD:
         return replace(MODELS[REFERENCE], title="OsciFormer, head by dev")
     return find_model(name)
@@ -122,8 +121,11 @@ def _is_constant(name: str, cells: Any) -> bool:
     return TASKS[cells["dataset"].iloc[0]].repeat == "seed" and not _row(name).is_random
 
 
+def _has_types(cells: Any) -> bool:
+    return bool(cells["data"].iloc[0]["types"] > 1)
+
+
 def _in_order(names: Iterable[str]) -> list[str]:
-    """Return models in the order of the table, others behind."""
     order = list(MODELS)
     order.insert(order.index(_HEADS[-1]) + 1, CHOSEN_HEAD)
     return sorted(names, key=lambda name: order.index(name) if name in order else len(order))
@@ -143,8 +145,7 @@ def markdown(rows: Sequence[Row], speeds: Sequence[Row], command: str) -> str:
         lines += ["", f"## {TASKS[dataset].title}", "", _notes(found), ""]
         timed = [speed for speed in speeds if speed["dataset"] == dataset]
         lines += _table(found, {speed["model"]: speed["seconds"] for speed in timed})
-    lines += ["", "## How it was run", "", *_origins(rows, speeds)]
-    lines += ["", "```text", command, "```"]
+    lines += ["", "## How it was run", "", *_origins(rows, speeds), "", "```text", command, "```"]
     return "\n".join(lines) + "\n"
 
 
@@ -161,6 +162,7 @@ def _overview(by_dataset: dict[str, Any], key: str) -> list[str]:
 def _scores(cells: Any, key: str, runs: dict[str, int]) -> dict[str, str]:
     """Return mean and spread of each model, with the number of scores if there are fewer runs."""
     best, best_neural = (best_of(cells, key, kinds) for kinds in (_FITTED, ("neural",)))
+    is_told = _has_types(cells) or not key.startswith("accuracy")
     form, form_sd = ("{:.4g}", "{:.2g}") if key.startswith("time") else ("{:.3f}", "{:.3f}")
     texts = {}
     for name, mean, sd, count in spreads(cells, key).itertuples():
@@ -168,13 +170,8 @@ def _scores(cells: Any, key: str, runs: dict[str, int]) -> dict[str, str]:
         text = f"**{text}**" if name == best_neural else text
         text += " \\*" if name == best else ""
         is_short = count < runs[name] and not _is_constant(name, cells)
-        is_known = count > 0 and not (key.startswith("accuracy") and _num_types(cells) == 1)
-        texts[name] = text + (f" ({count})" if is_short else "") if is_known else "-"
+        texts[name] = text + (f" ({count})" if is_short else "") if count and is_told else "-"
     return texts
-
-
-def _num_types(cells: Any) -> int:
-    return int(cells["data"].iloc[0]["types"])
 
 
 def _verdicts(by_dataset: dict[str, Any]) -> list[str]:
@@ -189,30 +186,21 @@ def _verdicts(by_dataset: dict[str, Any]) -> list[str]:
         for name in _in_order(cells["model"][is_ours & (cells["model"] != CHOSEN_HEAD)].unique()):
             found = differences(cells, name).get(best)
             if found is not None:
-                title = _row(name).title.removeprefix("OsciFormer, ")
-                said.append(f"{title} {abs(found.mean):.3f} {_ahead(found)}")
+                said.append(f"{_row(name).title.removeprefix('OsciFormer, ')} {found.in_words()}")
         if said:
             lines.append(f"- {TASKS[dataset].title}, beside {_row(best).title}: {'; '.join(said)}.")
     head = ["OsciFormer beside the best other fitted model, in nats per event:", ""]
     return [*head, *lines] if lines else []
 
 
-def _ahead(found: Difference) -> str:
-    text = "ahead" if found.mean > 0 else "behind"
-    if found.error is None:
-        return text + " by a single run"
-    return f"{text} (± {found.error:.3f}{', within the spread' if found.is_within_spread else ''})"
-
-
 def _notes(cells: Any) -> str:
-    first = cells.iloc[0]
-    data, dataset = first["data"], first["dataset"]
+    data, dataset, repeat = cells.iloc[0][["data", "dataset", "repeat"]]
     sizes = ", ".join(
         f"{part} {data[part]['sequences']:,} ({data[part]['scored']:,} scored events)"
         for part in ("train", "dev", "test")
     )
     return (
-        f"{NOTES.get(dataset, '')} Sequences of {TASKS[dataset].repeat} {first['repeat']}: {sizes};"
+        f"{NOTES.get(dataset, '')} Sequences of {TASKS[dataset].repeat} {repeat}: {sizes};"
         f" {data['types']} types; time in {data['time_unit']}, mean gap {data['mean_gap']:.3g},"
         f" smallest positive gap {data['smallest_gap']:.2g}, {data['zero_gaps']} gaps of zero,"
         f" longest sequence {data['longest_sequence']} events. Largest estimated error of LL by"
@@ -221,43 +209,36 @@ def _notes(cells: Any) -> str:
 
 
 def _table(cells: Any, seconds: dict[str, float]) -> list[str]:
-    has_types = _num_types(cells) > 1
-    keys = [key for key in SCORES if has_types or not key.startswith("accuracy")]
-    grouped = cells.groupby("model")
+    keys = [key for key in SCORES if _has_types(cells) or not key.startswith("accuracy")]
+    grouped, deltas = cells.groupby("model"), differences(cells)
     runs, means = grouped.size(), grouped[list(_NUMBERS)].mean()
     stopped = grouped["hit_time_limit"].sum()
     columns = [_scores(cells, key, runs) for key in keys]
-    deltas = differences(cells)
     body = []
     for name in _in_order(runs.index):
-        title = _row(name).title
-        if stopped[name]:
-            title += f" ({stopped[name]:.0f} stopped by the time limit)"
-        line = [title, str(runs[name]), *(column[name] for column in columns)]
-        line.append(f"{deltas[name]}" if name in deltas else "-")
+        cut = f" ({stopped[name]:.0f} stopped by the time limit)" if stopped[name] else ""
         numbers = {**means.loc[name], "seconds": seconds.get(name, math.nan)}
-        for key, form in _COLUMNS.items():
-            line.append("-" if math.isnan(numbers[key]) else form.format(numbers[key]))
-        body.append(line)
+        more = [
+            "-" if math.isnan(numbers[key]) else form.format(numbers[key])
+            for key, form in _COLUMNS.items()
+        ]
+        scores = [column[name] for column in columns]
+        first = [_row(name).title + cut, str(runs[name])]
+        body.append([*first, *scores, str(deltas.get(name, "-")), *more])
     titles = ["model", "runs", *(SCORES[key][1] for key in keys), "Δ LL", "dev LL", "s/epoch"]
     return markdown_table([*titles, "epochs", "parameters"], body)
 
 
 def _origins(rows: Sequence[Row], speeds: Sequence[Row]) -> list[str]:
     """Return the commands and settings behind the cells, each once, and what failed."""
-    lines = []
-    shown = ("commit", "date", "torch", "cpu", "gpu", "osciformer")
+    lines, shown = [], ("commit", "date", "torch", "cpu", "gpu", "osciformer")
     for origin in _distinct(row["origin"] for row in (*rows, *speeds)):
         parts = [f"{key} {origin[key]}" for key in shown if origin.get(key)]
         lines.append(f"- `{origin['command']}`: {', '.join(parts)}")
     for settings in _distinct(row["training"] for row in rows if row.get("training")):
-        entries = (f"{key} {value}" for key, value in settings.items())
-        lines.append("- training: " + ", ".join(entries))
-    for row in rows:
-        if row["error"] is not None:
-            where = f"{row['dataset']}, {row['model']}, {row['repeat']}"
-            lines.append(f"- failed: {where}: {row['error']}")
-    return lines
+        lines.append("- training: " + ", ".join(f"{key} {it}" for key, it in settings.items()))
+    where = "- failed: {dataset}, {model}, {repeat}: {error}"
+    return lines + [where.format_map(row) for row in rows if row["error"] is not None]
 
 
 def _distinct(items: Any) -> list[Any]:
@@ -269,8 +250,7 @@ def document(rows: Sequence[Row], speeds: Sequence[Row], command: str) -> dict[s
     origins = _distinct(row["origin"] for row in rows)
     summary: dict[str, Any] = {}
     for dataset, cells in good_cells(rows).groupby("dataset", sort=False):
-        deltas = differences(cells)
-        of_dataset: dict[str, Any] = {}
+        deltas, of_dataset = differences(cells), summary.setdefault(dataset, {})
         for name, of_model in cells.groupby("model", sort=False):
             entry: dict[str, Any] = {"kind": _row(name).kind, "repeats": sorted(of_model["repeat"])}
             for key in (*SCORES, "dev_ll", "epochs"):
@@ -280,7 +260,6 @@ def document(rows: Sequence[Row], speeds: Sequence[Row], command: str) -> dict[s
                 within = {"is_within_spread": deltas[name].is_within_spread}
                 entry["reference_ahead"] = asdict(deltas[name]) | within
             of_dataset[name] = entry
-        summary[dataset] = of_dataset
     return {
         "meta": {"command": command, "reference": REFERENCE, "origins": origins},
         "summary": summary,

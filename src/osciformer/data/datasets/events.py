@@ -38,15 +38,12 @@ def load_text(request: Request) -> Any:
     key = f"{request.fold}-{request.split}.txt"
     types, times = (_read_lines(request.files[f"{what}-{key}"]) for what in ("event", "time"))
     if len(types) != len(times):
-        raise UnreadableFileError(
-            f"event-{key} has {len(types)} sequences, time-{key} has {len(times)}"
-        )
+        found = f"event-{key} has {len(types)} sequences, time-{key} has {len(times)}"
+        raise UnreadableFileError(found)
     for number, (some, others) in enumerate(zip(types, times, strict=True), start=1):
         if len(some) != len(others):
-            raise UnreadableFileError(
-                f"line {number} has {len(some)} types in event-{key} "
-                f"and {len(others)} times in time-{key}"
-            )
+            found = f"{len(some)} types in event-{key} and {len(others)} times in time-{key}"
+            raise UnreadableFileError(f"line {number} has {found}")
     return _table(times, [line - 1 for line in types])
 
 
@@ -70,9 +67,8 @@ def load_json(request: Request) -> Any:
         types = [np.array(s["type_event"], dtype=np.float64) for s in sequences]
         return _table(times, types)
     except (KeyError, TypeError, ValueError) as error:
-        raise UnreadableFileError(
-            f"{path} must hold sequences with time_since_start and type_event ({error})"
-        ) from error
+        wanted = f"sequences with time_since_start and type_event ({error})"
+        raise UnreadableFileError(f"{path} must hold {wanted}") from error
 
 
 def _table(times: list[np.ndarray], types: list[np.ndarray]) -> Any:

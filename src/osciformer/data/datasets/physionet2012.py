@@ -3,12 +3,10 @@
 A record is one stay: five descriptors and up to 37 parameters at irregular minutes of its first 48
 hours. Read as series,
 
-- times are minutes since admission, and one row holds all that was entered at that minute;
-- Age, Gender, Height, ICUType and the first Weight are static features; -1 (unknown) is NaN there,
-  and for the later Weights;
-- if a parameter was entered more than once at a minute, the last entry of the file counts
-  (about 1 entry in 500);
-- nothing else is changed: implausible entries, such as a temperature of -17.8, stay;
+- times are minutes since admission; of several entries of a parameter at one minute, the last
+  counts (about 1 entry in 500);
+- Age, Gender, Height, ICUType and the first Weight are static; -1 (unknown) is NaN, also for later
+  Weights; other implausible entries, such as a temperature of -17.8, stay;
 - a stay with only descriptors (3 in set-a, 7 in set-b) is a series without rows;
 - the label is In-hospital_death, 0 or 1.
 """
@@ -24,7 +22,7 @@ from osciformer.data.archives import iter_members
 from osciformer.data.dataset_info import Request
 from osciformer.data.errors import UnreadableFileError
 from osciformer.data.series import IrregularSeries
-from osciformer.data.tables import from_frame, join_frame
+from osciformer.data.tables import Layout, from_frame, join_frame
 
 STATIC = ("Age", "Gender", "Height", "ICUType", "Weight")
 PARAMETERS = (
@@ -77,18 +75,8 @@ def _to_series(entries: Any, outcomes: Any) -> IrregularSeries:
     entries.loc[first.index[first["minute"] == 0], "parameter"] = _FIRST_WEIGHT
     is_unknown = (entries["value"] == -1) & entries["parameter"].isin((*_DESCRIPTORS, "Weight"))
     entries["value"] = entries["value"].mask(is_unknown)
-    series = from_frame(
-        entries,
-        id="record_id",
-        time="minute",
-        variable="parameter",
-        value="value",
-        values=PARAMETERS,
-        static=_DESCRIPTORS,
-        duplicates="last",
-        empty="keep",
-        allow_absent=True,
-    )
+    columns = Layout("record_id", "minute", PARAMETERS, "parameter", "value", _DESCRIPTORS)
+    series = from_frame(entries, columns, duplicates="last", empty="keep", allow_absent=True)
     return join_frame(series, outcomes, id="RecordID", label=LABEL).replace(static_names=STATIC)
 
 
@@ -98,8 +86,7 @@ def _read_records(archive: Path) -> Any:
     columns: tuple[list[Any], ...] = ([], [], [], [])
     members = iter_members(archive, _is_record, lambda file: file.read(), max_bytes=_MAX_BYTES)
     for name, content in members:
-        text = content.decode("utf-8-sig")
-        lines = text.splitlines()
+        lines = content.decode("utf-8-sig").splitlines()
         if not lines or lines[0].strip() != _HEADER:
             raise UnreadableFileError(f"{name} must begin with the line {_HEADER!r}")
         matches = [_LINE.fullmatch(line) for line in lines[1:]]
@@ -134,10 +121,8 @@ def read_outcomes(path: Path) -> Any:
     """Return `Outcomes-a.txt` and the like as a data frame."""
     pandas = need("pandas", extra="data")
     try:
-        return pandas.read_csv(
-            path, usecols=["RecordID", LABEL], dtype="int64", skipinitialspace=True
-        )
+        columns = ["RecordID", LABEL]
+        return pandas.read_csv(path, usecols=columns, dtype="int64", skipinitialspace=True)
     except ValueError as error:
-        raise UnreadableFileError(
-            f"{path} must have the columns RecordID and {LABEL}, of integers: {error}"
-        ) from error
+        wanted = f"the columns RecordID and {LABEL}, of integers"
+        raise UnreadableFileError(f"{path} must have {wanted}: {error}") from error

@@ -1,8 +1,4 @@
-"""Multivariate classification sets of the UEA archive: regular, but for their lengths.
-
-The compact copies have the values of the archive as float32. Their times are the numbers of the
-steps. Labels are the class names, as text.
-"""
+"""Multivariate classification sets of the UEA archive: float32 values at steps 0, 1, ..."""
 
 from __future__ import annotations
 
@@ -42,12 +38,8 @@ def load_copy(request: Request, classes: tuple[str, ...] | None = None) -> Irreg
         except KeyError as error:
             raise UnreadableFileError(f"{path}: {error}") from error
     ids = np.flatnonzero(part == _RESAMPLED.index(split))
-    lengths = np.full(len(ids), values.shape[1])
-    return _named(
-        IrregularSeries.from_padded(
-            values[ids], lengths=lengths, labels=names[labels[ids]], ids=ids
-        )
-    )
+    lengths, labels = np.full(len(ids), values.shape[1]), names[labels[ids]]
+    return _named(IrregularSeries.from_padded(values[ids], lengths=lengths, labels=labels, ids=ids))
 
 
 def load_original(request: Request) -> IrregularSeries:

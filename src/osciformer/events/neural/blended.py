@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, Self, get_args
 
 import torch
@@ -27,21 +28,14 @@ from osciformer.events.process import EventProcess
 from osciformer.events.sequences import EventSequences
 
 Companion = Literal["renewal", "repeat", "hawkes"]
-#: Types up to which `auto` takes a Hawkes process: it has a number for each pair of them.
-MOST_TYPES_OF_HAWKES = 10
+# Types up to which `auto` takes a Hawkes process: it has a number for each pair of them.
+_MOST_HAWKES_TYPES = 10
 # A histogram must not be finer than the grid of the times, or it scores what is not there.
 _GRID_STEPS = 3.0
 
 
 def companions_of(blend_with: str | Sequence[str] | None, num_types: int) -> tuple[str, ...]:
-    """Return which classical processes a setting means.
-
-    `auto` means `renewal`; with several types also `repeat`; with up to 10 also `hawkes`.
-
-    Example:
-        >>> companions_of("auto", 75), companions_of(None, 75)
-        (('renewal', 'repeat'), ())
-    """
+    """Return which classical processes a setting means; `auto` depends on the number of types."""
     if blend_with is None:
         return ()
     if not isinstance(blend_with, str | Sequence):
@@ -50,8 +44,8 @@ def companions_of(blend_with: str | Sequence[str] | None, num_types: int) -> tup
     for name in names:
         check_choice("blend_with", name, ("auto", *get_args(Companion)))
     if names == ("auto",):
-        several = ("repeat",) if num_types > 1 else ()
-        return ("renewal", *several, *(("hawkes",) if num_types <= MOST_TYPES_OF_HAWKES else ()))
+        fits = {"renewal": True, "repeat": num_types > 1, "hawkes": num_types <= _MOST_HAWKES_TYPES}
+        return tuple(name for name, does in fits.items() if does)
     if len(set(names)) < len(names) or "auto" in names:
         raise ValueError(f"blend_with must be 'auto', or name each process once; got {names}")
     return names
@@ -61,45 +55,35 @@ def check_can_blend(network: NeuralEventProcess, validation: EventSequences) -> 
     """Refuse a network without closed integrals, and too few events to fit the weights to."""
     _check_head(network)
     if not bool((validation.lengths > 1).any()):
-        raise advise(
-            ValueError,
+        message = (
             "blend_with needs validation sequences with two events or more, to find the weights; "
-            "give validation_data or a larger validation_fraction, or ",
-            Mention("blend_with", None),
+            "give validation_data or a larger validation_fraction, or "
         )
+        raise advise(ValueError, message, Mention("blend_with", None))
 
 
 def _check_head(network: NeuralEventProcess) -> None:
-    """Refuse a head without closed integrals."""
     if not network.head.is_closed:
-        raise ValueError(
-            f"blend_with needs a head whose integrals have a closed form, 'mixture' or "
-            f"'exponential'; got {network.config.head!r}"
-        )
+        closed = f"'mixture' or 'exponential'; got {network.config.head!r}"
+        raise ValueError(f"blend_with needs a head whose integrals have a closed form, {closed}")
 
 
 @dataclass(frozen=True)
 class BlendConfig:
-    """What a `BlendedEventProcess` is made of.
+    """What a `BlendedEventProcess` is made of."""
 
-    Attributes:
-        network: Settings of the network.
-        companions: Name and kind of each classical process, and the shapes of its tensors by name.
-    """
-
-    network: EventModelConfig
+    network: EventModelConfig  #: Settings of the network.
+    #: Name and kind of each classical process, and the shapes of its tensors by name.
     companions: tuple[Mapping[str, Any], ...]
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values that JSON can hold."""
-        companions = [dict(item) for item in self.companions]
-        return {"network": self.network.to_dict(), "companions": companions}
+        return {"network": self.network.to_dict(), "companions": list(map(dict, self.companions))}
 
     @classmethod
     def from_dict(cls, settings: Mapping[str, Any]) -> BlendConfig:
         """Return the configuration that `to_dict` wrote."""
-        network = EventModelConfig.from_dict(settings["network"])
-        return cls(network, tuple(settings["companions"]))
+        return cls(EventModelConfig.from_dict(settings["network"]), tuple(settings["companions"]))
 
 
 class _Kept(nn.Module):
@@ -114,32 +98,23 @@ class _Kept(nn.Module):
 
     @classmethod
     def of(cls, process: EventProcess) -> _Kept:
-        """Return the module that keeps a process."""
-        if isinstance(process, RenewalProcess):
-            gaps = process.gaps
-            tail_rate = torch.tensor(gaps.tail_rate, dtype=torch.float64)
-            tensors = {"edges": gaps.edges, "mass": gaps.mass, "tail_rate": tail_rate}
-            types = {"transition": process.transition, "initial": process.initial}
-            return cls("renewal", {**tensors, **types})
-        if not isinstance(process, HawkesProcess):
-            raise TypeError(
-                f"a network is blended with renewal and Hawkes processes; got "
-                f"{type(process).__name__}. BlendedProcess takes any, but cannot be saved"
-            )
-        return cls("hawkes", {name: getattr(process, name) for name in _HAWKES})
+        if isinstance(process, HawkesProcess):
+            return cls("hawkes", {name: getattr(process, name) for name in _HAWKES})
+        if not isinstance(process, RenewalProcess):
+            got = f"got {type(process).__name__}. BlendedProcess takes any, but cannot be saved"
+            raise TypeError(f"a network is blended with renewal and Hawkes processes; {got}")
+        gaps, types = process.gaps, {"transition": process.transition, "initial": process.initial}
+        tail_rate = torch.tensor(gaps.tail_rate, dtype=torch.float64)
+        tensors = {"edges": gaps.edges, "mass": gaps.mass, "tail_rate": tail_rate}
+        return cls("renewal", {**tensors, **types})
 
     @classmethod
     def empty(cls, described: Mapping[str, Any]) -> _Kept:
         """Return a module with room for the tensors of a process."""
+        check_choice("kind", described["kind"], tuple(_MAKERS))
         shapes = described["shapes"].items()
         tensors = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in shapes}
-        check_choice("kind", described["kind"], tuple(_MAKERS))
         return cls(described["kind"], tensors)
-
-    def describe(self) -> dict[str, Any]:
-        """Return the kind and the shapes, for a configuration."""
-        shapes = {name: list(tensor.shape) for name, tensor in self.named_buffers()}
-        return {"kind": self.kind, "shapes": shapes}
 
     @property
     def process(self) -> EventProcess:
@@ -173,9 +148,6 @@ _MAKERS: dict[str, Callable[[dict[str, Tensor]], EventProcess]] = {
 class BlendedEventProcess(nn.Module, BlendedProcess):
     """A trained network and classical processes, blended as in `BlendedProcess`.
 
-    From few events a network learns little that a histogram does not have, and the mixture of
-    their densities is better than either of them.
-
     Args:
         network: The network, with a head that has integrals in closed form.
         companions: Classical processes by name.
@@ -194,12 +166,9 @@ class BlendedEventProcess(nn.Module, BlendedProcess):
         _check_head(network)
         check_members((network, *companions.values()), weights)
         kept = {name: _Kept.of(process) for name, process in companions.items()}
-        self._put_together(network, kept, weights / weights.sum())
+        self._set(network, kept, weights / weights.sum())
 
-    def _put_together(
-        self, network: NeuralEventProcess, kept: Mapping[str, _Kept], shares: Tensor
-    ) -> None:
-        """Set the parts."""
+    def _set(self, network: NeuralEventProcess, kept: Mapping[str, _Kept], shares: Tensor) -> None:
         nn.Module.__init__(self)
         self.network, self.companions = network, nn.ModuleDict(kept)
         self.register_buffer("shares", shares)
@@ -211,7 +180,7 @@ class BlendedEventProcess(nn.Module, BlendedProcess):
         model = cls.__new__(cls)
         kept = {item["name"]: _Kept.empty(item) for item in config.companions}
         shares = torch.zeros(len(kept) + 1, dtype=torch.float64)
-        model._put_together(make_event_model(config.network), kept, shares)
+        model._set(make_event_model(config.network), kept, shares)
         return model
 
     @classmethod
@@ -224,37 +193,36 @@ class BlendedEventProcess(nn.Module, BlendedProcess):
         *,
         batch_size: int = 64,
     ) -> BlendedEventProcess:
-        """Return a trained network with classical processes; weights are fitted to other events.
+        """Return a trained network with classical processes that are fitted to training events.
 
         Args:
             network: The network.
-            names: Which ones, as of `companions_of`.
+            names: Which processes: `renewal, repeat, hawkes`.
             train: What the classical processes are fitted to.
             validation: What decides their settings and the weights.
             batch_size: Sequences that the network reads at a time.
         """
         check_can_blend(network, validation)
         min_width = _GRID_STEPS * float(grid_step(torch.from_numpy(train.gaps[train.gaps > 0])))
-        makers: dict[str, Callable[[], RenewalProcess | HawkesProcess]] = {
-            "renewal": lambda: choose_renewal(train, validation, min_width=min_width).process,
-            "repeat": lambda: (
-                choose_renewal(train, validation, marks="repeat", min_width=min_width).process
-            ),
-            "hawkes": lambda: choose_hawkes(train, validation).process,
+        renewal = partial(choose_renewal, train, validation, min_width=min_width)
+        makers: dict[str, Callable[[], Any]] = {
+            "renewal": renewal,
+            "repeat": partial(renewal, marks="repeat"),
+            "hawkes": partial(choose_hawkes, train, validation),
         }
-        companions = {name: makers[name]() for name in names}
-        densities = [
-            log_densities(member, validation, batch_size=batch_size)
-            for member in (network.eval(), *companions.values())
-        ]
-        blend = cls(network, companions, fit_weights(torch.stack(densities)))
-        return blend.to(network.device)
+        companions = {name: makers[name]().process for name in names}
+        members = (network.eval(), *companions.values())
+        densities = [log_densities(member, validation, batch_size=batch_size) for member in members]
+        return cls(network, companions, fit_weights(torch.stack(densities))).to(network.device)
 
     @property
     def config(self) -> BlendConfig:
         """What it is made of."""
-        described = tuple({"name": name, **kept.describe()} for name, kept in self._kept.items())
-        return BlendConfig(self.network.config, described)
+        described = []
+        for name, kept in self._kept.items():
+            shapes = {key: list(tensor.shape) for key, tensor in kept.named_buffers()}
+            described.append({"name": name, "kind": kept.kind, "shapes": shapes})
+        return BlendConfig(self.network.config, tuple(described))
 
     @property
     def _kept(self) -> dict[str, _Kept]:
@@ -273,8 +241,7 @@ class BlendedEventProcess(nn.Module, BlendedProcess):
     @property
     def named_weights(self) -> dict[str, float]:
         """The weight of the `network`, and of each classical process by its name."""
-        names = ("network", *self.companions)
-        return dict(zip(names, self.shares.tolist(), strict=True))
+        return dict(zip(("network", *self.companions), self.shares.tolist(), strict=True))
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]

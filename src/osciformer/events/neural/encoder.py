@@ -3,67 +3,52 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import nn
 
-from osciformer._types import Float, Int, Tensor
+from osciformer._types import Float, Int, Tensor, Times, Tokens
 from osciformer.events.sequences import EventBatch
 from osciformer.nn.parameters import ExactBuffers
 
 
 class EventStates(NamedTuple):
-    """States that follow from each event and those before it.
+    """States that follow from each event and those before it."""
 
-    Attributes:
-        after: State just after each event.
-        now: States some gaps later, if no other event came; None if they were not asked for.
-    """
-
-    after: Float[Tensor, "B N D"]
+    after: Tokens  #: State just after each event `[B, N, D]`.
+    #: States some gaps later `[B, N, G, D]`, if no other event came; None if not asked for.
     now: Float[Tensor, "B N G D"] | None
+
+
+Gaps = Float[Tensor, "B N G"]
 
 
 class EventEncoder(nn.Module, ABC):
     """A network that reads the events up to each event and gives its state at any later time.
 
     Everything at (b, i) may depend on the events 0 to i of row b, by their index, and on nothing
-    else. That is all a process needs: intensities at any time come from the state after the last
-    event before it.
-
-    Attributes:
-        dim: Width D of the states.
+    else: intensities at any time come from the state after the last event before it.
     """
 
-    dim: int
+    dim: int  #: Width D of the states.
 
     @abstractmethod
     def prepare(self, batch: EventBatch) -> Any:
         """Return all that does not depend on gaps, for `states`; padding must not matter."""
 
-    def states(self, prepared: Any, gaps: Float[Tensor, "B N G"] | None) -> EventStates:
+    def states(self, prepared: Any, gaps: Gaps | None) -> EventStates:
         """Return the states after each event, and at gaps after it if these are given.
 
-        By default `prepared` are the states after the events, which stay constant between them.
-
         Args:
-            prepared: What `prepare` returned.
-            gaps: Times since each event, float64, not negative, in the unit of the data.
+            prepared: What `prepare` returned; by default states that stay constant between events.
+            gaps: Times `[B, N, G]` since each event, float64, not negative, in the data's unit.
         """
-        if gaps is None:
-            return EventStates(prepared, None)
-        return EventStates(prepared, prepared[:, :, None].expand(-1, -1, gaps.shape[-1], -1))
+        still = None if gaps is None else prepared[:, :, None].expand(-1, -1, gaps.shape[-1], -1)
+        return EventStates(prepared, still)
 
     def pick(self, prepared: Any, events: Int[Tensor, "B S"]) -> Any | None:
-        """Return what `prepare` returned, of some events alone, or None if that is not offered.
-
-        `states` of the result are those of these events: S takes the place of N.
-
-        Args:
-            prepared: What `prepare` returned.
-            events: Positions of events, S of each row.
-        """
+        """Return what `prepare` returned, of events at some positions; None if not offered."""
         return None
 
     def fit_times(self, batch: EventBatch) -> None:
@@ -74,6 +59,7 @@ class GapScale(ExactBuffers):
     r"""Gaps in the unit of a data set, $g / u$, u the mean gap between its events."""
 
     unit: Tensor
+    offset: Tensor  # a `MixtureHead` adds it
 
     def __init__(self) -> None:
         super().__init__()
@@ -95,14 +81,13 @@ class GapScale(ExactBuffers):
         return gaps.double() / self.unit
 
 
-def gaps_of(batch: EventBatch) -> Float[Tensor, "B N"]:
+def gaps_of(batch: EventBatch) -> Times:
     """Return the time since the event before each event; 0 for the first one and for padding."""
     times = batch.times.masked_fill(~batch.mask, 0.0)
-    gaps = torch.diff(times, dim=1, prepend=times[:, :1])
-    return gaps.masked_fill(~batch.mask, 0.0)
+    return torch.diff(times, dim=1, prepend=times[:, :1]).masked_fill(~batch.mask, 0.0)
 
 
-def elapsed_of(batch: EventBatch) -> Float[Tensor, "B N"]:
+def elapsed_of(batch: EventBatch) -> Times:
     """Return the time of each event since the first one of its sequence; 0 for padding."""
     first = batch.first_times[:, None]
     return torch.where(batch.mask, batch.times.masked_fill(~batch.mask, 0.0) - first, 0.0)
@@ -117,15 +102,28 @@ class EventEmbedding(nn.Module):
         self.types = nn.Embedding(num_types, dim)
         self.gap = nn.Sequential(nn.Linear(3, dim), nn.GELU(), nn.Linear(dim, dim))
 
-    def forward(self, batch: EventBatch) -> Float[Tensor, "B N D"]:
+    def forward(self, batch: EventBatch) -> Tokens:
         """Return the tokens; those of padding are those of type 0 after a gap of 0."""
         gaps = self.scale(gaps_of(batch))
         is_first = torch.zeros_like(gaps)
         is_first[:, 0] = 1.0
         columns = torch.stack((torch.log1p(gaps), torch.log1p(100.0 * gaps), is_first), dim=-1)
-        weight = self.types.weight
-        tokens: Tensor = self.types(batch.clean_types) + self.gap(columns.to(weight.dtype))
-        return tokens
+        gap: Tensor = self.gap(columns.to(self.types.weight.dtype))
+        return self.types(batch.clean_types) + gap
+
+
+class TypeEncoder(EventEncoder):
+    """An encoder with an embedding of the types and a unit of gaps."""
+
+    def __init__(self, num_types: int, dim: int, dropout: float) -> None:
+        super().__init__()
+        self.dim, self.scale = dim, GapScale()
+        self.types = nn.Embedding(num_types, dim)
+        self.dropout = nn.Dropout(dropout)
+
+    def fit_times(self, batch: EventBatch) -> None:
+        """Set the unit of gaps."""
+        self.scale.fit_batch(batch)
 
 
 class TokenEncoder(EventEncoder):
@@ -133,19 +131,16 @@ class TokenEncoder(EventEncoder):
 
     def __init__(self, num_types: int, dim: int, dropout: float) -> None:
         super().__init__()
-        self.dim = dim
-        self.embedding = EventEmbedding(num_types, dim)
+        self.dim, self.embedding = dim, EventEmbedding(num_types, dim)
         self.dropout = nn.Dropout(dropout)
 
-    def tokens(self, batch: EventBatch) -> Float[Tensor, "B N D"]:
+    def tokens(self, batch: EventBatch) -> Tokens:
         """Return the embedded events after dropout."""
-        tokens: Tensor = self.dropout(self.embedding(batch))
-        return tokens
+        return cast("Tensor", self.dropout(self.embedding(batch)))
 
     def scale(self, gaps: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
         """Return gaps in the unit of the training events."""
-        scaled: Tensor = self.embedding.scale(gaps)
-        return scaled
+        return cast("Tensor", self.embedding.scale(gaps))
 
     def fit_times(self, batch: EventBatch) -> None:
         """Set the unit of gaps."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import nn
@@ -14,8 +14,7 @@ from osciformer._types import Float, Int, Tensor
 from osciformer.config import EventModelConfig
 from osciformer.events.neural.encoder import EventStates, GapScale
 
-# Smallest waiting time that a density may resolve, as a part of the typical gap, for times that
-# are not on a grid.
+# Smallest waiting time that a density may resolve, in typical gaps, for times not on a grid.
 _FINEST = 1e-3
 # Components of a mixture are not narrower than this, in the logarithm of the gap.
 _NARROWEST = 0.25
@@ -24,18 +23,11 @@ _LARGEST_PREFERENCE = 8.0
 
 
 class EventPairs(NamedTuple):
-    """All pairs of neighbouring training events.
+    """All pairs of neighbouring training events."""
 
-    Attributes:
-        gaps: Times between them, float64.
-        before: Type of the first of each pair.
-        after: Type of the second.
-        num_types: Number of types K.
-    """
-
-    gaps: Float[Tensor, "P"]
-    before: Int[Tensor, "P"]
-    after: Int[Tensor, "P"]
+    gaps: Float[Tensor, "P"]  # times between them, float64
+    before: Int[Tensor, "P"]  # type of the first of each pair
+    after: Int[Tensor, "P"]  # type of the second
     num_types: int
 
     @property
@@ -46,15 +38,10 @@ class EventPairs(NamedTuple):
 
 
 class EventHead(nn.Module, ABC):
-    """What turns an encoder's states into intensities; write another one for other marks.
+    """What turns an encoder's states into intensities; write another one for other marks."""
 
-    Attributes:
-        needs_now: Whether it needs the states some gaps after events.
-        is_closed: Whether it has a `hazard_integral`, so that no quadrature is needed.
-    """
-
-    needs_now: bool = True
-    is_closed: bool = False
+    needs_now: bool = True  #: Whether it needs the states some gaps after events.
+    is_closed: bool = False  #: Whether it has a `hazard_integral`, so that none is approximated.
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,12 +49,12 @@ class EventHead(nn.Module, ABC):
 
     @abstractmethod
     def log_intensity(self, states: EventStates, last_types: Tensor, gaps: Tensor) -> Tensor:
-        """Return the logarithms of the intensities some gaps after each event.
+        """Return the logarithms of the intensities `[B, N, G, K]` some gaps after each event.
 
         Args:
             states: What the encoder returned; `states.now` belongs to `gaps`.
-            last_types: Type of each event.
-            gaps: Times since it, float64, in the unit of the data.
+            last_types: Type of each event `[B, N]`.
+            gaps: Times since it `[B, N, G]`, float64, in the unit of the data.
         """
 
     def hazard_integral(self, states: EventStates, gaps: Tensor) -> Tensor:
@@ -80,11 +67,7 @@ class EventHead(nn.Module, ABC):
 
 
 class CopyLast(nn.Module):
-    """A preference for the type of the last event, or against it, that depends on the state.
-
-    Repetition is the strongest pattern of many kinds of events, and a network with few sequences
-    cannot learn it for each type anew.
-    """
+    """A preference for the type of the last event, or against it, that depends on the state."""
 
     def __init__(self, dim: int, num_types: int) -> None:
         super().__init__()
@@ -93,10 +76,8 @@ class CopyLast(nn.Module):
         nn.init.zeros_(self.gate.weight)
         nn.init.zeros_(self.gate.bias)
 
-    def forward(
-        self, states: Float[Tensor, "B N G D"], last_types: Int[Tensor, "B N"]
-    ) -> Float[Tensor, "B N G K"]:
-        """Return what to add to the scores of the types."""
+    def forward(self, states: Float[Tensor, "B N G D"], last_types: Tensor) -> Tensor:
+        """Return what to add to the scores of the types `[B, N, G, K]`."""
         is_last = functional.one_hot(last_types, self.num_types).to(states.dtype)
         return self.gate(states) * is_last[:, :, None]
 
@@ -104,8 +85,7 @@ class CopyLast(nn.Module):
     def fit(self, pairs: EventPairs) -> None:
         """Start at the constant preference that is likeliest for the training events."""
         repeats = (pairs.before == pairs.after).double().sum()
-        share = pairs.shares
-        odds = (share / (1.0 - share))[pairs.before]
+        odds = (pairs.shares / (1.0 - pairs.shares))[pairs.before]
         low, high = -_LARGEST_PREFERENCE, _LARGEST_PREFERENCE
         for _ in range(60):
             middle = (low + high) / 2
@@ -145,10 +125,12 @@ class SoftplusHead(EventHead):
         sharpness = self.sharpness.to(raw.dtype)
         # For low scores softplus is the exponential: its logarithm must not be taken of 0.
         scaled = raw * torch.exp(-sharpness)
-        log_softplus = torch.where(
-            scaled < -15.0, scaled, functional.softplus(scaled.clamp(min=-15.0)).log()
+        exact = functional.softplus(scaled.clamp(min=-15.0)).log()
+        return (
+            torch.where(scaled < -15.0, scaled, exact)
+            + sharpness
+            - self.scale.unit.log().to(raw.dtype)
         )
-        return log_softplus + sharpness - self.scale.unit.log().to(raw.dtype)
 
     @torch.no_grad()
     def fit(self, pairs: EventPairs) -> None:
@@ -193,14 +175,7 @@ class _MarksAtTime(EventHead):
 
 
 class ExponentialHead(_MarksAtTime):
-    r"""The hazard of RMTPP, $\exp(w \cdot h_i + a g + b)$, whose integral is elementary.
-
-    Types are those of RMTPP too: by the state after the last event.
-
-    Args:
-        dim: Width D of the states.
-        num_types: Number of types K.
-    """
+    r"""The hazard of RMTPP, $\exp(w \cdot h_i + a g + b)$; types by the last event's state."""
 
     def __init__(self, dim: int, num_types: int) -> None:
         super().__init__(dim, num_types)
@@ -212,9 +187,8 @@ class ExponentialHead(_MarksAtTime):
 
     def log_intensity(self, states: EventStates, last_types: Tensor, gaps: Tensor) -> Tensor:
         """Return the logarithms of the intensities, see `EventHead`."""
-        return super().log_intensity(
-            EventStates(states.after, states.after[:, :, None]), last_types, gaps
-        )
+        held = EventStates(states.after, states.after[:, :, None])
+        return super().log_intensity(held, last_types, gaps)
 
     def log_hazard(self, states: EventStates, gaps: Tensor) -> Tensor:
         """Return the logarithm of the total intensity."""
@@ -223,13 +197,12 @@ class ExponentialHead(_MarksAtTime):
 
     def hazard_integral(self, states: EventStates, gaps: Tensor) -> Tensor:
         """Return the integral of the total intensity, see `EventHead`."""
-        level = self.level(states.after).double()
         gaps = self.scale(gaps)
         rise = self.slope.double() * gaps
         # (e^x - 1) / x has its limit where the slope or the gap is 0.
         flat = rise.abs() < 1e-6
         mean = torch.where(flat, 1.0 + rise / 2, torch.expm1(rise) / torch.where(flat, 1.0, rise))
-        return torch.exp(level) * gaps * mean
+        return torch.exp(self.level(states.after).double()) * gaps * mean
 
 
 class MixtureHead(_MarksAtTime):
@@ -243,9 +216,8 @@ class MixtureHead(_MarksAtTime):
 
     and the type of an event at g has probabilities $\mathrm{softmax}(W h(t) + b)$.
 
-    Times on a grid (seconds, weeks) have no density: a peak on each grid point would score without
-    end. So c is three steps of the grid, and $\sigma \ge 1/4$: no component is narrower than about
-    a step. Times that are not on a grid have c a thousandth of the mean gap.
+    Times on a grid (seconds, weeks) have no density: a peak on each point would score without end.
+    So c is three steps of the grid, or a thousandth of the mean gap, and $\sigma \ge 1/4$.
 
     Args:
         dim: Width D of the states.
@@ -255,39 +227,31 @@ class MixtureHead(_MarksAtTime):
 
     def __init__(self, dim: int, num_types: int, num_components: int = 16) -> None:
         super().__init__(dim, num_types)
-        self.mixture = nn.Sequential(
-            nn.Linear(dim, dim), nn.GELU(), nn.Linear(dim, 3 * num_components)
-        )
+        first, last = nn.Linear(dim, dim), nn.Linear(dim, 3 * num_components)
+        self.mixture = nn.Sequential(first, nn.GELU(), last)
         # Beside the unit, since buffers there keep their precision in any dtype.
         self.scale.register_buffer("offset", torch.tensor(_FINEST, dtype=torch.float64))
-        last = self.mixture[-1]
-        assert isinstance(last, nn.Linear)
         nn.init.normal_(last.weight, std=0.1 * dim**-0.5)
-        with torch.no_grad():
-            last.bias.zero_()
-            last.bias[num_components : 2 * num_components] = torch.linspace(-3, 1, num_components)
+        nn.init.zeros_(last.bias)
+        self._set_means(torch.linspace(-3, 1, num_components))
 
-    @property
-    def _offset(self) -> Tensor:
-        offset: Tensor = self.scale.offset  # type: ignore[assignment]
-        return offset
+    @torch.no_grad()
+    def _set_means(self, means: Float[Tensor, "m"]) -> None:
+        cast("nn.Linear", self.mixture[-1]).bias.chunk(3)[1].copy_(means)
 
     def _components(self, states: EventStates) -> tuple[Tensor, Tensor, Tensor]:
         """Return log weights, means and widths [B, N, 1, m], float64."""
-        raw = self.mixture(states.after).double()[:, :, None]
-        weight, mean, width = raw.chunk(3, dim=-1)
+        weight, mean, width = self.mixture(states.after).double()[:, :, None].chunk(3, dim=-1)
         return weight.log_softmax(dim=-1), mean, _NARROWEST + functional.softplus(width)
 
     def _log_survival(self, parts: tuple[Tensor, Tensor, Tensor], u: Tensor) -> Tensor:
         weight, mean, width = parts
-        return torch.logsumexp(
-            weight + torch.special.log_ndtr((mean - u[..., None]) / width), dim=-1
-        )
+        return torch.logsumexp(weight + torch.special.log_ndtr((mean - u[..., None]) / width), -1)
 
     def log_hazard(self, states: EventStates, gaps: Tensor) -> Tensor:
         """Return the logarithm of the total intensity."""
         weight, mean, width = parts = self._components(states)
-        u = torch.log(self.scale(gaps) + self._offset)
+        u = torch.log(self.scale(gaps) + self.scale.offset)
         normal = -0.5 * ((u[..., None] - mean) / width).square() - width.log()
         log_density = torch.logsumexp(weight + normal, dim=-1) - 0.5 * math.log(2 * math.pi)
         return log_density - u - self._log_survival(parts, u) - self.scale.unit.log()
@@ -295,48 +259,34 @@ class MixtureHead(_MarksAtTime):
     def hazard_integral(self, states: EventStates, gaps: Tensor) -> Tensor:
         """Return the integral of the total intensity, see `EventHead`."""
         parts = self._components(states)
-        u = torch.log(self.scale(gaps) + self._offset)
-        start = self._offset.log().expand(u.shape[:2])[..., None]
+        u = torch.log(self.scale(gaps) + self.scale.offset)
+        start = self.scale.offset.log().expand(u.shape[:2])[..., None]
         return self._log_survival(parts, start) - self._log_survival(parts, u)
 
     @torch.no_grad()
     def fit(self, pairs: EventPairs) -> None:
         """Find the grid of the times, and start at their density, see `EventHead`."""
         super().fit(pairs)
+        self.scale.offset.fill_(_FINEST)
         positive = pairs.gaps[pairs.gaps > 0].double()
-        offset = _FINEST
         if len(positive):
-            step = float(grid_step(positive) / self.scale.unit)
-            offset = max(offset, 3.0 * step)
-        self._offset.fill_(offset)
-        last = self.mixture[-1]
-        assert isinstance(last, nn.Linear)
-        if len(positive):
-            u = torch.log(self.scale(positive) + offset)
-            count = len(last.bias) // 3
-            spots = torch.quantile(
-                u[:: max(1, len(u) // 100_000)],
-                torch.linspace(0.02, 0.98, count, dtype=torch.float64, device=u.device),
-            )
-            last.bias[count : 2 * count] = spots.to(last.bias.dtype)
+            step = 3.0 * grid_step(positive) / self.scale.unit
+            self.scale.offset.fill_(max(_FINEST, float(step)))
+            u = torch.log(self.scale(positive) + self.scale.offset)
+            count = cast("nn.Linear", self.mixture[-1]).out_features // 3
+            levels = torch.linspace(0.02, 0.98, count, dtype=u.dtype, device=u.device)
+            self._set_means(torch.quantile(u[:: max(1, len(u) // 100_000)], levels))
 
 
 def grid_step(gaps: Float[Tensor, "G"]) -> Float[Tensor, ""]:
-    """Return the smallest positive gap if times lie on a grid, 0 if they do not.
+    """Return the smallest gap if most occur more than once (times on a grid), else 0.
 
-    They do if most of the gaps occur more than once, to nine digits.
-
-    Example:
-        >>> float(grid_step(torch.tensor([1.0, 2.0, 2.0, 1.0, 4.0])))
-        1.0
-        >>> float(grid_step(torch.tensor([1.0, 2.1, 2.2, 3.7])))
-        0.0
+    >>> [float(grid_step(torch.tensor(x))) for x in ([1.0, 2.0, 1.0], [1.0, 2.1, 3.0])]
+    [1.0, 0.0]
     """
-    smallest = gaps.min()
-    rounded = (gaps / gaps.max() * 1e9).round()
-    _, counts = rounded.unique(return_counts=True)
-    repeated = counts[counts > 1].sum()
-    return smallest if 2 * repeated > len(gaps) else torch.zeros_like(smallest)
+    _, counts = (gaps / gaps.max() * 1e9).round().unique(return_counts=True)
+    is_grid = 2 * counts[counts > 1].sum() > len(gaps)
+    return torch.where(is_grid, gaps.min(), 0.0)
 
 
 def make_head(config: EventModelConfig, dim: int) -> EventHead:

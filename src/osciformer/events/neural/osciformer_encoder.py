@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from torch import nn
 
-from osciformer._types import Float, Int, Tensor
-from osciformer.events.neural.encoder import EventStates, TokenEncoder, gaps_of
+from osciformer._types import Float, Int, Tensor, Times, Tokens
+from osciformer.events.neural.encoder import EventStates, Gaps, TokenEncoder, gaps_of
 from osciformer.events.sequences import EventBatch
 from osciformer.math.banks import frequency_range
 from osciformer.models.backbones import register_backbone
-from osciformer.nn.attention import KeyValues, OscillatorAttention
+from osciformer.nn.attention import OscillatorAttention
 from osciformer.nn.encoder import EncoderBlock
 from osciformer.nn.parameters import Spectrum
 from osciformer.ops.attention.after import (
@@ -41,13 +41,11 @@ class _Moves(NamedTuple):
     chunk: Transition
 
 
-class _PreparedBlock(NamedTuple):
-    """Keys and values, and how both move from the end of the chunk before to each event."""
+class _Role(NamedTuple):
+    """Keys or values, and how they move from the end of the chunk before to each event."""
 
-    keys: Seen
-    values: Seen
-    key_over: Transition
-    value_over: Transition
+    seen: Seen
+    over: Transition
 
 
 class AfterBlock(EncoderBlock):
@@ -55,58 +53,36 @@ class AfterBlock(EncoderBlock):
 
     attention: OscillatorAttention
 
-    def prepare(self, x: Tensor, chunk: int, keys: _Moves, values: _Moves) -> _PreparedBlock:
-        """Return what the tokens `x` have become at later ones, given how keys and values move."""
-        kv: KeyValues = self.attention.project_keys(self.attention_norm(x))
-        seen = []
-        for oscillators, moves in ((kv.keys, keys), (kv.values, values)):
+    def prepare(self, x: Tokens, chunk: int, *moves: _Moves) -> tuple[_Role, ...]:
+        """Return what tokens have become at later ones, given how keys and values move."""
+        kv = self.attention.project_keys(self.attention_norm(x))
+        roles, sizes = [], {"chunk": chunk, "num_heads": self.attention.num_heads}
+        for oscillators, move in zip((kv.keys, kv.values), moves, strict=True):
             start, velocity = oscillators.start.flatten(2), oscillators.velocity
-            seen.append(
-                look_back(
-                    start,
-                    torch.zeros_like(start) if velocity is None else velocity.flatten(2),
-                    moves.step,
-                    moves.chunk,
-                    chunk=chunk,
-                    num_heads=self.attention.num_heads,
-                )
-            )
-        return _PreparedBlock(seen[0], seen[1], keys.since_chunk, values.since_chunk)
+            velocity = torch.zeros_like(start) if velocity is None else velocity.flatten(2)
+            seen = look_back(start, velocity, move.step, move.chunk, **sizes)
+            roles.append(_Role(seen, move.since_chunk))
+        return tuple(roles)
 
     def read_after(
-        self,
-        x: Float[Tensor, "B N G D"],
-        rows: Rows,
-        prepared: _PreparedBlock,
-        key_over: Transition,
-        value_over: Transition,
+        self, x: Float[Tensor, "B N G D"], rows: Rows, known: tuple[_Role, ...], *over: Transition
     ) -> Float[Tensor, "B N G D"]:
-        """Return rows after the block: each attends to the tokens up to its own.
-
-        The transitions `[B, N, G, D]` of keys and values are those over the gaps of the rows.
-        """
+        """Return rows after the block, given the transitions of keys and values over their gaps."""
         attention = self.attention
         heads = (attention.num_heads, attention.head_dim)
         assert attention.query_projection is not None
         query = attention.query_projection(self.attention_norm(x)).unflatten(-1, heads)
 
-        def both(intra: Transition, from_chunk: Transition) -> tuple[Transition, Transition]:
-            past = compose(intra, Transition(*(item[:, :, None] for item in from_chunk)))
-            intra, past = (
-                Transition(*(item.unflatten(-1, heads) for item in over)) for over in (intra, past)
-            )
-            return intra, past
+        def by_heads(over: Transition) -> Transition:
+            return Transition(*(item.unflatten(-1, heads) for item in over))
 
-        attended = attend_after(
-            query,
-            prepared.keys,
-            prepared.values,
-            rows,
-            both(key_over, prepared.key_over),
-            both(value_over, prepared.value_over),
-            scale=attention.head_dim**-0.5,
-            average=attention.value == "average",
-        )
+        parts = []
+        for own, role in zip(over, known, strict=True):
+            from_chunk = Transition(*(item[:, :, None] for item in role.over))
+            parts.append((by_heads(own), by_heads(compose(own, from_chunk))))
+        settings: Any = {"scale": attention.head_dim**-0.5, "average": attention.value == "average"}
+        keys, values = (role.seen for role in known)
+        attended = attend_after(query, keys, values, rows, *parts, **settings)
         return self.residual(x, attention.dropout(attention.output_projection(attended.flatten(3))))
 
 
@@ -114,8 +90,7 @@ class ResonatorMemory(nn.Module):
     r"""One oscillator per channel that every event kicks, and that swings freely in between.
 
     $$m(t) = \sum_{t_k \le t} e^{A (t - t_k)} B x_k$$
-    It adds up what attention averages: how many events there were, and how recent they are, is
-    what a self-exciting process depends on. With damping above 1 it contains exponential kernels.
+    It adds up what attention averages: how many events there were, and how recent they are.
     """
 
     def __init__(self, dim: int) -> None:
@@ -123,13 +98,8 @@ class ResonatorMemory(nn.Module):
         self.kick = nn.Linear(dim, 2 * dim)
         self.spectrum = Spectrum(1, dim, omega_range=(0.1, 10.0), zeta_range=_MEMORY_ZETA)
 
-    def forward(
-        self, tokens: Float[Tensor, "B N D"], over: Transition
-    ) -> tuple[Float[Tensor, "B N D"], Float[Tensor, "B N D"]]:
-        """Return positions and velocities just after each event, kicked by its token.
-
-        The transitions `[B, N, D]` are those from the event before.
-        """
+    def forward(self, tokens: Tokens, over: Transition) -> tuple[Tokens, Tokens]:
+        """Return positions and velocities after each event; transitions are from the one before."""
         position, velocity = self.kick(tokens).chunk(2, dim=-1)
         return accumulate(position, self.spectrum.omega[0] * velocity, over)
 
@@ -139,51 +109,28 @@ class ResonatorMemory(nn.Module):
 
     def later(self, trace: tuple[Tensor, ...], over: Transition) -> Float[Tensor, "B N G 2D"]:
         """Return the columns some gaps after each event, given the transitions over these."""
-        position, velocity = (x[:, :, None] for x in trace)
-        return self.columns(
-            over.g11 * position + over.g12 * velocity, over.g21 * position + over.g22 * velocity
-        )
+        return self.columns(*over.move(*(x[:, :, None] for x in trace)))
 
 
-@dataclass(frozen=True)
-class _Timeline:
-    """Times of a batch in the unit of the training events; N is a multiple of the chunk.
+class _Timeline(NamedTuple):
+    """Times of a batch in the unit of the training events; N is a multiple of the chunk."""
 
-    Attributes:
-        gaps: Since the event before.
-        chunk_gaps: From the end of the chunk before to that of each chunk.
-        since_chunk: From the end of the chunk before to each event.
-        intra_ages: Of the events of the same chunk at each event; -1 where there is none.
-        past_ages: Of the events of earlier chunks, likewise.
-    """
-
-    gaps: Float[Tensor, "B N"]
-    chunk_gaps: Float[Tensor, "B P"]
-    since_chunk: Float[Tensor, "B N"]
-    intra_ages: Float[Tensor, "B N R"]
-    past_ages: Float[Tensor, "B N F"]
+    gaps: Times  # since the event before
+    since_chunk: Times  # from the end of the chunk before to each event
+    chunk_gaps: Float[Tensor, "B P"]  # from the end of the chunk before to that of each chunk
+    intra_ages: Float[Tensor, "B N R"]  # of the events of the same chunk; -1 where there is none
+    past_ages: Float[Tensor, "B N F"]  # of the events of earlier chunks, likewise
 
 
 @dataclass(frozen=True)
 class _Prepared:
     """An encoded batch: states after the events, and what reads some time later need."""
 
-    timeline: _Timeline
-    after: Float[Tensor, "B N D"]
-    tokens: Float[Tensor, "B N D"]
+    rows: Rows  # without gaps
+    after: Tokens
+    tokens: Tokens
     trace: tuple[Tensor, ...] | None
-    blocks: tuple[_PreparedBlock, ...]
-
-
-def _take(x: Float[Tensor, "B N *S"], index: Int[Tensor, "B S"]) -> Float[Tensor, "B S *S"]:
-    """Return `x[b, index[b, s]]`."""
-    return x[torch.arange(len(x), device=x.device)[:, None], index]
-
-
-def _no_transition(like: Tensor) -> Transition:
-    """Return the transitions over a gap of 0."""
-    zero, one = torch.zeros_like(like), torch.ones_like(like)
-    return Transition(zero, zero, one, zero, zero, one)
+    blocks: tuple[tuple[_Role, ...], ...]
 
 
 @register_backbone("osciformer", kind="events")
@@ -192,9 +139,8 @@ class OsciFormerEventEncoder(TokenEncoder):
 
     Tokens are types and gaps. A `ResonatorMemory` adds up what events leave behind, and blocks of
     oscillator attention (query mode `hold`) follow. A read at time t starts as the token of the
-    last event, takes in the memory at t and passes through all blocks, which are asked at t: it is
-    the layer's own continuous output. The result is the normalised row plus a linear map of the
-    memory, so that intensities linear in decaying sums, as those of Hawkes, are within reach.
+    last event, takes in the memory at t and passes through all blocks, which are asked at t. The
+    result is the normalised row plus a linear map of the memory, as a Hawkes process has it.
 
     Args:
         num_types: Number of event types K.
@@ -238,84 +184,72 @@ class OsciFormerEventEncoder(TokenEncoder):
     def fit_times(self, batch: EventBatch) -> None:
         """Set the unit of time, and draw the spectra from what the training times can resolve."""
         super().fit_times(batch)
-        gaps = gaps_of(batch)[batch.mask]
-        if not bool((gaps > 0).any()):
+        if not bool((gaps_of(batch) > 0).any()):
             return
         times = self.scale(batch.times.masked_fill(~batch.mask, 0.0))
-        low, high = frequency_range(times.cpu(), batch.mask.cpu())
+        omega_range = frequency_range(times.cpu(), batch.mask.cpu())
         for block in self._blocks:
-            block.attention.reset_spectra((low, high))
+            block.attention.reset_spectra(omega_range)
         if self.memory is not None:
-            self.memory.spectrum.reset((low, high), _MEMORY_ZETA)
+            self.memory.spectrum.reset(omega_range, _MEMORY_ZETA)
 
     def prepare(self, batch: EventBatch) -> _Prepared:
         """Return the encoded batch, see `EventEncoder`."""
         timeline = self._timeline(batch)
-        tokens = self._padded(self.tokens(batch), timeline)
+        width, chunk = timeline.intra_ages.shape[1:]
+        tokens = _padded(self.tokens(batch), width)
         moves = self._moves(timeline, tokens.dtype)
         trace = columns = None
         if self.memory is not None:
             trace = self.memory(tokens, moves[0].step)
             columns = self.memory.columns(*trace)
-        chunk = timeline.intra_ages.shape[-1]
         no_gap = torch.zeros_like(timeline.gaps)[..., None]
         at_once = Rows(no_gap, timeline.intra_ages, timeline.past_ages)
-        still = _no_transition(tokens[:, :, None])
+        zero, one = torch.zeros_like(tokens[:, :, None]), torch.ones_like(tokens[:, :, None])
+        still = Transition(zero, zero, one, zero, zero, one)
         rows = self._begin(tokens, columns)
         blocks = []
         for number, block in enumerate(self._blocks):
             blocks.append(block.prepare(rows, chunk, *moves[2 * number + 1 : 2 * number + 3]))
             rows = block.read_after(rows[:, :, None], at_once, blocks[-1], still, still)[:, :, 0]
         after = self._finish(rows, columns)[:, : batch.mask.shape[1]]
-        return _Prepared(timeline, after, tokens, trace, tuple(blocks))
+        return _Prepared(at_once, after, tokens, trace, tuple(blocks))
 
-    def states(self, prepared: Any, gaps: Float[Tensor, "B N G"] | None) -> EventStates:
+    def states(self, prepared: Any, gaps: Gaps | None) -> EventStates:
         """Return the states after each event, and at gaps after it, see `EventEncoder`."""
         if gaps is None:
             return EventStates(prepared.after, None)
-        num_events, timeline = gaps.shape[1], prepared.timeline
-        gaps = self._padded(self.scale(gaps), timeline)
-        over = self._over(gaps, prepared.tokens.dtype)
+        num_events, tokens = gaps.shape[1], prepared.tokens
+        gaps = _padded(self.scale(gaps), tokens.shape[1])
+        over = self._over(gaps, tokens.dtype)
         columns = None
         if self.memory is not None and prepared.trace is not None:
             columns = self.memory.later(prepared.trace, over[0])
-        rows = self._begin(prepared.tokens[:, :, None].expand(-1, -1, gaps.shape[-1], -1), columns)
-        where = Rows(gaps, timeline.intra_ages, timeline.past_ages)
+        rows = self._begin(tokens[:, :, None].expand(-1, -1, gaps.shape[-1], -1), columns)
+        where = prepared.rows._replace(gaps=gaps)
         for number, (block, known) in enumerate(zip(self._blocks, prepared.blocks, strict=True)):
             rows = block.read_after(rows, where, known, *over[2 * number + 1 : 2 * number + 3])
         return EventStates(prepared.after, self._finish(rows, columns)[:, :num_events])
 
     def pick(self, prepared: Any, events: Int[Tensor, "B S"]) -> _Prepared:
         """Return the encoded batch of some events alone, see `EventEncoder`."""
-        timeline: _Timeline = prepared.timeline
-        chunks = events // timeline.intra_ages.shape[-1]
+        series = torch.arange(len(events), device=events.device)[:, None]
+        chunks = events // prepared.rows.intra_ages.shape[-1]
 
         def take(x: Tensor) -> Tensor:
-            return _take(x, events)
+            return x[series, events]
 
-        def take_seen(seen: Seen) -> Seen:
-            return Seen(take(seen.intra), _take(seen.past, chunks))
+        def take_role(role: _Role) -> _Role:
+            seen = Seen(take(role.seen.intra), role.seen.past[series, chunks])
+            return _Role(seen, Transition(*map(take, role.over)))
 
-        return _Prepared(
-            timeline=_Timeline(
-                gaps=take(timeline.gaps),
-                chunk_gaps=timeline.chunk_gaps,
-                since_chunk=take(timeline.since_chunk),
-                intra_ages=take(timeline.intra_ages),
-                past_ages=take(timeline.past_ages),
-            ),
+        return replace(
+            prepared,
+            rows=Rows(*map(take, prepared.rows)),
             after=take(prepared.after),
             tokens=take(prepared.tokens),
             trace=None if prepared.trace is None else tuple(map(take, prepared.trace)),
-            blocks=tuple(
-                _PreparedBlock(
-                    take_seen(block.keys),
-                    take_seen(block.values),
-                    Transition(*map(take, block.key_over)),
-                    Transition(*map(take, block.value_over)),
-                )
-                for block in prepared.blocks
-            ),
+            blocks=tuple(tuple(map(take_role, block)) for block in prepared.blocks),
         )
 
     @property
@@ -327,18 +261,15 @@ class OsciFormerEventEncoder(TokenEncoder):
         layers = [block.attention for block in self._blocks]
         spectra = [pair for x in layers for pair in (x.key_spectrum, x.value_spectrum)]
         spectra.insert(0, spectra[0] if self.memory is None else self.memory.spectrum)
-        omega, zeta = (
-            torch.cat([getattr(item, name).flatten() for item in spectra])
-            for name in ("omega", "zeta")
-        )
-        over = transition(gaps.to(dtype), omega.to(dtype), zeta.to(dtype))
+        omega = torch.cat([item.omega.flatten() for item in spectra]).to(dtype)
+        zeta = torch.cat([item.zeta.flatten() for item in spectra]).to(dtype)
+        over = transition(gaps.to(dtype), omega, zeta)
         parts = zip(*(item.split(self.dim, dim=-1) for item in over), strict=True)
         return [Transition(*part) for part in parts]
 
     def _moves(self, timeline: _Timeline, dtype: torch.dtype) -> list[_Moves]:
         """Return how oscillators move over all gaps of a batch, in the order of `_over`."""
-        gaps = timeline.gaps, timeline.since_chunk, timeline.chunk_gaps
-        lengths = [item.shape[1] for item in gaps]
+        gaps, lengths = timeline[:3], [item.shape[1] for item in timeline[:3]]
         parts = []
         for over in self._over(torch.cat(gaps, dim=1), dtype):
             cut = zip(*(item.split(lengths, dim=1) for item in over), strict=True)
@@ -346,22 +277,13 @@ class OsciFormerEventEncoder(TokenEncoder):
         return parts
 
     def _begin(self, tokens: Tensor, columns: Tensor | None) -> Tensor:
-        """Return the rows that enter the first block."""
         return tokens if self.mix is None or columns is None else tokens + self.mix(columns)
 
     def _finish(self, rows: Tensor, columns: Tensor | None) -> Tensor:
-        """Return the states from the rows that leave the last block."""
         states: Tensor = self.norm(rows)
         return states if self.skip is None or columns is None else states + self.skip(columns)
 
-    @staticmethod
-    def _padded(x: Tensor, timeline: _Timeline) -> Tensor:
-        """Return `x` filled up to whole chunks."""
-        more = timeline.gaps.shape[1] - x.shape[1]
-        return nn.functional.pad(x, (*(0, 0) * (x.dim() - 2), 0, more))
-
     def _timeline(self, batch: EventBatch) -> _Timeline:
-        """Return the gaps and ages of a batch."""
         first, last = batch.first_times[:, None], batch.last_times[:, None]
         times = torch.where(batch.mask, batch.times.masked_fill(~batch.mask, 0.0), last) - first
         width = times.shape[1]
@@ -383,8 +305,13 @@ class OsciFormerEventEncoder(TokenEncoder):
         past_ages = times[..., None] - times[:, None, : len(past)]
         return _Timeline(
             gaps=torch.diff(times, dim=1, prepend=times[:, :1]),
-            chunk_gaps=torch.diff(ends, dim=1),
             since_chunk=times - ends[:, index // chunk],
+            chunk_gaps=torch.diff(ends, dim=1),
             intra_ages=torch.where(is_intra, intra_ages, -1.0),
             past_ages=torch.where(is_past, past_ages, -1.0),
         )
+
+
+def _padded(x: Tensor, width: int) -> Tensor:
+    """Return `x` filled up to whole chunks."""
+    return nn.functional.pad(x, (*(0, 0) * (x.dim() - 2), 0, width - x.shape[1]))

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from osciformer._types import Float, Int, Tensor
+from osciformer._types import Float, Int, QueryTimes, Tensor
 from osciformer.config import EventModelConfig
 from osciformer.events.likelihood import LikelihoodTerms, kronrod_rule
-from osciformer.events.neural.encoder import EventEncoder, gaps_of
+from osciformer.events.neural.encoder import EventEncoder, EventStates, Gaps, gaps_of
 from osciformer.events.neural.heads import EventHead, EventPairs, make_head
 from osciformer.events.process import EventProcess
 from osciformer.events.sequences import EventBatch, EventSequences
@@ -30,10 +30,9 @@ LARGEST_READ = 50_000
 class NeuralEventProcess(nn.Module, EventProcess):
     """A point process whose intensities are those of a network.
 
-    Everything goes through one question: what is the state some gap after event i, if no other
-    event comes? The encoder answers it from the events 0 to i by their index, so an intensity at t
-    is that of the last event strictly before t, and never sees an event at t. Before the first
-    event of a sequence the intensities are constant, the mean rates of the training events.
+    The encoder gives the state some gap after event i if no other one comes, from the events 0 to i
+    by their index. So an intensity at t comes from the last event strictly before t and never sees
+    an event at t. Before the first event intensities are the mean rates of the training events.
 
     Call `fit_times` once with the training events, before the optimizer is built.
 
@@ -41,14 +40,6 @@ class NeuralEventProcess(nn.Module, EventProcess):
         encoder: Reads histories.
         head: Turns states into intensities.
         config: What both are made from; `make_event_model` sets it.
-
-    Example:
-        >>> from osciformer.events import EventSequences
-        >>> from osciformer.events.neural import EventModelConfig, make_event_model
-        >>> events = EventSequences.from_arrays([[0.0, 1.0, 2.5], [0.5, 0.7]])
-        >>> model = make_event_model(EventModelConfig(num_types=1, dim=8)).fit_times(events)
-        >>> model.intensity(events.batch(), torch.tensor([[2.0, 3.0], [0.6, 9.0]])).shape
-        torch.Size([2, 2, 1])
     """
 
     log_base: Tensor
@@ -58,7 +49,7 @@ class NeuralEventProcess(nn.Module, EventProcess):
         self.encoder, self.head, self.config = encoder, head, config
         self.num_types = config.num_types
         self.register_buffer("log_base", torch.zeros(config.num_types))
-        self._held: tuple[EventBatch, Any] | None = None
+        self._held: tuple[EventBatch | None, Any] = (None, None)
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
@@ -68,13 +59,13 @@ class NeuralEventProcess(nn.Module, EventProcess):
     @torch.no_grad()
     def fit_times(self, sequences: EventSequences) -> Self:
         """Set the unit of time, the time scales and the first intensities from training events."""
-        self.encoder.fit_times(_some_of(sequences).batch().to(self.device))
-        is_pair = torch.from_numpy(np.diff(np.repeat(np.arange(len(sequences)), sequences.lengths)))
-        types, is_pair = torch.from_numpy(sequences.types), is_pair == 0
-        gaps, before, after = (
-            x.to(self.device)
-            for x in (torch.from_numpy(sequences.gaps), types[:-1][is_pair], types[1:][is_pair])
-        )
+        # If a padded batch of all were too large, evenly spaced sequences.
+        longest = int(sequences.lengths.max(initial=1))
+        step = max(1, -(-len(sequences) * longest // LARGEST_BATCH))
+        self.encoder.fit_times(sequences[::step].batch().to(self.device))
+        is_pair = np.diff(np.repeat(np.arange(len(sequences)), sequences.lengths)) == 0
+        found = sequences.gaps, sequences.types[:-1][is_pair], sequences.types[1:][is_pair]
+        gaps, before, after = (torch.from_numpy(x).to(self.device) for x in found)
         pairs = EventPairs(gaps, before, after, self.num_types)
         self.head.fit(pairs)
         span = float(gaps.sum())
@@ -85,21 +76,20 @@ class NeuralEventProcess(nn.Module, EventProcess):
     def forward(self, batch: EventBatch) -> LikelihoodTerms:
         """Return the terms of the log-likelihood of events 2 to N.
 
-        Where the head has no closed form the compensator is, in training, a mean over one random
-        node in each of several strata of every gap (unbiased), otherwise the rule of Kronrod with
-        15 nodes, whose difference from that with 7 is the stated error.
+        Without a closed form the compensator is, in training, an unbiased mean over random nodes,
+        otherwise the rule of Kronrod with 15 nodes; the error is its difference from that with 7.
         """
         scored = torch.zeros_like(batch.mask)
         scored[:, 1:] = batch.mask[:, 1:]
         waits = nn.functional.pad(gaps_of(batch)[:, 1:], (0, 1))  # the gap behind each event
         share, weight, coarse = self._nodes(waits)
-        known = self._known(batch)
-        placed = _Placed(batch, batch.clean_times, known, (known - 1).clamp(min=0), known.shape[1])
+        before = batch.count_before(batch.clean_times)
+        # How many events are known at each event; those that are not scored get own slots.
+        known = torch.where(before > 0, before, batch.lengths[:, None])
+        steps = torch.arange(1, known.shape[1] + 1, device=known.device)
+        placed = _Placed(batch, batch.clean_times, torch.where(batch.mask, known, steps))
         gaps = torch.cat((placed.gaps, waits[..., None] * share), dim=-1)
-        states = self.encoder.states(
-            self.encoder.prepare(batch), gaps if self.head.needs_now else None
-        )
-        log_rates = self.head.log_intensity(states, batch.clean_types, gaps).double()
+        states, log_rates = self._log_rates(self.encoder.prepare(batch), batch.clean_types, gaps)
         if self.head.is_closed:
             compensator = self.head.hazard_integral(states, waits[..., None])[..., 0].double()
             error = torch.zeros_like(compensator)
@@ -109,29 +99,13 @@ class NeuralEventProcess(nn.Module, EventProcess):
             error = (compensator - waits * (total * coarse).sum(dim=-1)).abs().detach()
         of_events = placed.back(log_rates[:, :, : placed.depth])
         # An event at the time of the first one has nothing before it.
-        has_past = (batch.count_before(batch.clean_times) > 0)[..., None]
-        of_events = torch.where(has_past, of_events, self.log_base.double())
+        of_events = torch.where((before > 0)[..., None], of_events, self.log_base.double())
         log_rate = of_events.gather(-1, batch.clean_types[..., None])[..., 0]
-        behind, error = (nn.functional.pad(x[:, :-1], (1, 0)) for x in (compensator, error))
-        log_intensity, compensator, error = (
-            torch.where(scored, x, 0.0) for x in (log_rate, behind, error)
-        )
-        return LikelihoodTerms(
-            log_intensity=log_intensity,
-            compensator=compensator,
-            scored=scored,
-            tail=torch.zeros_like(compensator[:, 0]),
-            error=error.sum(dim=1),
-            num_events=batch.lengths,
-        )
-
-    @staticmethod
-    def _known(batch: EventBatch) -> Int[Tensor, "B N"]:
-        """Return how many events are known at each event; those not scored get own slots."""
-        steps = torch.arange(1, batch.mask.shape[1] + 1, device=batch.mask.device)
-        known = batch.count_before(batch.clean_times)
-        known = torch.where(known > 0, known, batch.lengths[:, None])
-        return torch.where(batch.mask, known, steps)
+        compensator, error = (nn.functional.pad(x[:, :-1], (1, 0)) for x in (compensator, error))
+        terms = (torch.where(scored, x, 0.0) for x in (log_rate, compensator, error))
+        log_rate, compensator, error = terms
+        rest = torch.zeros_like(compensator[:, 0]), error.sum(dim=1), batch.lengths
+        return LikelihoodTerms(log_rate, compensator, scored, *rest)
 
     def _nodes(self, waits: Float[Tensor, "B N"]) -> tuple[Tensor, Tensor, Tensor]:
         """Return nodes as parts of gaps [B, N, n], their weights and those of a rougher rule."""
@@ -150,7 +124,8 @@ class NeuralEventProcess(nn.Module, EventProcess):
 
     def intensity_after(self, batch: EventBatch, gaps: Tensor) -> Tensor:
         """Return the intensities that each event would be followed by if no other one came."""
-        return self._rates(self._prepared(batch), batch.clean_types, gaps.clamp(min=0.0))
+        gaps = gaps.clamp(min=0.0)
+        return self._log_rates(self._prepared(batch), batch.clean_types, gaps)[1].exp()
 
     def total_compensator_after(self, batch: EventBatch, gaps: Tensor) -> Tensor | None:
         """Return the exact integral of the total intensity since each event, where there is one."""
@@ -163,26 +138,27 @@ class NeuralEventProcess(nn.Module, EventProcess):
         """Return the intensity of each type at any times, as left limits."""
         query_times = query_times.double()
         known = batch.count_before(query_times)
-        prepared, types = self._prepared(batch), batch.clean_types
-        index, events = _events_asked(known, batch.mask.shape[1])
+        prepared, types, index = self._prepared(batch), batch.clean_types, None
         # Often one event of each row is asked about, the last one: no others are read then.
-        picked = None if events is None else self.encoder.pick(prepared, events)
-        if events is not None and picked is not None:
-            prepared, types = picked, types.gather(1, events)
-        else:
-            index = (known - 1).clamp(min=0)
+        asked = _events_asked(known, batch.mask.shape[1])
+        picked = None if asked is None else self.encoder.pick(prepared, asked[1])
+        if asked is not None and picked is not None:
+            prepared, index, types = picked, asked[0], types.gather(1, asked[1])
         placed = _Placed(batch, query_times, known, index, types.shape[1])
         # Many times behind one event make many slots behind all of them: a few slots at a time.
         step = max(1, LARGEST_READ // types.numel())
-        parts = [self._rates(prepared, types, part) for part in placed.gaps.split(step, dim=-1)]
-        rates = placed.back(torch.cat(parts, dim=2))
+        gaps = placed.gaps.split(step, dim=-1)
+        parts = [self._log_rates(prepared, types, part)[1] for part in gaps]
+        rates = placed.back(torch.cat(parts, dim=2)).exp()
         base = self.log_base.double().exp().to(rates)
         return torch.where((known > 0)[..., None], rates, base)
 
-    def _rates(self, prepared: Any, types: Tensor, gaps: Tensor) -> Tensor:
-        """Return the intensities some gaps after each event of an encoded batch."""
+    def _log_rates(
+        self, prepared: Any, types: Tensor, gaps: Gaps
+    ) -> tuple[EventStates, Float[Tensor, "B N G K"]]:
+        """Return the states and log intensities some gaps after each event of an encoded batch."""
         states = self.encoder.states(prepared, gaps if self.head.needs_now else None)
-        return self.head.log_intensity(states, types, gaps).double().exp()
+        return states, self.head.log_intensity(states, types, gaps).double()
 
     def total_compensator(self, batch: EventBatch, start: Tensor, end: Tensor) -> Tensor | None:
         """Return the exact integral of the total intensity, where the head has one."""
@@ -195,31 +171,27 @@ class NeuralEventProcess(nn.Module, EventProcess):
         # Integrals over the gaps behind all events before the last known one.
         before = nn.functional.pad(whole.cumsum(dim=1), (1, 0))[:, :-1]
         base = self.log_base.double().exp().sum()
+        start, end = start.double(), end.double()
+        num_start, num_end = batch.count_until(start), batch.count_before(end)
         from_first = []
-        edges = (start.double(), batch.count_until(start)), (end.double(), batch.count_before(end))
-        for times, known in edges:
-            placed = _Placed(batch, times, known, (known - 1).clamp(min=0), batch.mask.shape[1])
+        for times, known in ((start, num_start), (end, num_end)):
+            placed = _Placed(batch, times, known)
             inside = placed.back(self.head.hazard_integral(states, placed.gaps)[..., None])[..., 0]
-            first = batch.first_times[:, None]
             so_far = before.gather(1, (known - 1).clamp(min=0)) + inside.double()
-            from_first.append(torch.where(known > 0, so_far, base * (times - first)))
+            until_first = base * (times - batch.first_times[:, None])
+            from_first.append(torch.where(known > 0, so_far, until_first))
         # Within one gap the integrals over earlier ones cancel to the last bit only if left out.
-        same = (edges[0][1] == edges[1][1]) & (edges[0][1] > 0)
-        earlier = before.gather(1, (edges[0][1] - 1).clamp(min=0))
-        found = torch.where(
-            same,
-            (from_first[1] - earlier) - (from_first[0] - earlier),
-            from_first[1] - from_first[0],
-        )
+        same = (num_start == num_end) & (num_start > 0)
+        earlier = torch.where(same, before.gather(1, (num_start - 1).clamp(min=0)), 0.0)
+        found = (from_first[1] - earlier) - (from_first[0] - earlier)
         # What lies before the first event must not know when that comes, not even by a bit.
-        found = torch.where(edges[1][1] == 0, base * (edges[1][0] - edges[0][0]), found)
-        return found.clamp(min=0.0)
+        return torch.where(num_end == 0, base * (end - start), found).clamp(min=0.0)
 
     @contextmanager
     def remember(self, batch: EventBatch) -> Iterator[None]:
         """Encode a batch once for all questions within, which must not train the model."""
         held = self._held
-        if held is None or held[0] is not batch:
+        if held[0] is not batch:
             with torch.no_grad():
                 self._held = (batch, self.encoder.prepare(batch))
         try:
@@ -228,39 +200,27 @@ class NeuralEventProcess(nn.Module, EventProcess):
             self._held = held
 
     def _prepared(self, batch: EventBatch) -> Any:
-        """Return the encoded batch, the remembered one if it is the same."""
-        held = self._held
-        is_held = held is not None and held[0] is batch and not torch.is_grad_enabled()
-        return held[1] if held is not None and is_held else self.encoder.prepare(batch)
+        is_held = self._held[0] is batch and not torch.is_grad_enabled()
+        return self._held[1] if is_held else self.encoder.prepare(batch)
 
 
 def make_event_model(config: EventModelConfig) -> NeuralEventProcess:
     """Return the untrained process of a configuration.
 
     Example:
-        >>> model = make_event_model(EventModelConfig(num_types=4, dim=16))
-        >>> model.num_types
-        4
+        >>> events = EventSequences.from_arrays([[0.0, 1.0, 2.5], [0.5, 0.7]])
+        >>> model = make_event_model(EventModelConfig(num_types=1, dim=8)).fit_times(events)
+        >>> model.intensity(events.batch(), torch.tensor([[2.0, 3.0], [0.6, 9.0]])).shape
+        torch.Size([2, 2, 1])
     """
     options = config.encoder_options or {}
-    encoder: EventEncoder = build_backbone(
-        config.encoder, "events", config, options, num_types=config.num_types, dim=config.dim
-    )
+    sizes = {"num_types": config.num_types, "dim": config.dim}
+    encoder: EventEncoder = build_backbone(config.encoder, "events", config, options, **sizes)
     return NeuralEventProcess(encoder, make_head(config, encoder.dim), config)
 
 
-def _some_of(sequences: EventSequences) -> EventSequences:
-    """Return the sequences, or evenly spaced ones, so few that a padded batch is not too large."""
-    longest = max(1, int(sequences.lengths.max(initial=0)))
-    step = -(-len(sequences) * longest // LARGEST_BATCH)
-    return sequences if step <= 1 else sequences[::step]
-
-
-def _events_asked(known: Tensor, width: int) -> tuple[Tensor, Tensor | None]:
-    """Return the place of each query's last event in a list of events, and that list.
-
-    The list is None if it holds most of the N = `width` events; then the places are among all.
-    """
+def _events_asked(known: Tensor, width: int) -> tuple[Tensor, Tensor] | None:
+    """Return each query's last event in a list of events, and that list; None if it is long."""
     index = (known - 1).clamp(min=0)
     order = torch.argsort(index, dim=1, stable=True)
     ordered = index.gather(1, order)
@@ -268,7 +228,7 @@ def _events_asked(known: Tensor, width: int) -> tuple[Tensor, Tensor | None]:
     rank[:, 1:] = (ordered[:, 1:] != ordered[:, :-1]).cumsum(dim=1)
     count = int(rank.max()) + 1 if rank.numel() else width
     if 2 * count > width:
-        return index, None
+        return None
     events = ordered.new_zeros(len(known), count).scatter(1, rank, ordered)
     return torch.empty_like(rank).scatter_(1, order, rank), events
 
@@ -276,17 +236,21 @@ def _events_asked(known: Tensor, width: int) -> tuple[Tensor, Tensor | None]:
 class _Placed:
     """Times `[B, M]` sorted to the last event known at each, as `[B, N, G]`, and back.
 
-    Of each time, `known` counts the events before it, and `index` is its place along N = `width`.
+    Of each time, `known` counts the events before it, and `index` is the place of the last one of
+    them along N = `width`; None if N are all events.
     """
 
     def __init__(
         self,
         batch: EventBatch,
-        times: Float[Tensor, "B M"],
+        times: QueryTimes,
         known: Int[Tensor, "B M"],
-        index: Int[Tensor, "B M"],
-        width: int,
+        index: Int[Tensor, "B M"] | None = None,
+        width: int | None = None,
     ) -> None:
+        last = (known - 1).clamp(min=0)
+        index = last if index is None else index
+        width = batch.mask.shape[1] if width is None else width
         # Queries at one time share a slot: padding, and all that lies before the first event.
         alike = torch.where(known > 0, times, -torch.inf)
         by_time = torch.argsort(alike, dim=1, stable=True)
@@ -301,13 +265,11 @@ class _Placed:
         slot = torch.empty_like(rank).scatter_(1, order, rank)
         depth = int(rank.max()) + 1 if rank.numel() else 1
         self.flat, self.depth = index * depth + slot, depth
-        last = (known - 1).clamp(min=0)
         of_events = batch.times.masked_fill(~batch.mask, 0.0).gather(1, last)
         elapsed = torch.where((known > 0) & times.isfinite(), times - of_events, 0.0).clamp(min=0.0)
         gaps = elapsed.new_zeros(len(times), width * depth).scatter(1, self.flat, elapsed)
-        self.gaps: Float[Tensor, "B N G"] = gaps.unflatten(1, (width, depth))
+        self.gaps: Gaps = gaps.unflatten(1, (width, depth))
 
     def back(self, x: Float[Tensor, "B N G K"]) -> Float[Tensor, "B M K"]:
         """Return what belongs to each of the times."""
-        flat = x.flatten(1, 2)
-        return flat.gather(1, self.flat[..., None].expand(-1, -1, x.shape[-1]))
+        return x.flatten(1, 2).take_along_dim(self.flat[..., None], dim=1)

@@ -24,9 +24,9 @@ __all__ += ["transition"]
 class State(NamedTuple):
     """Oscillators at a common time: their integrals since they began, positions, velocities."""
 
-    integral: Float[Tensor, "*S"]
-    position: Float[Tensor, "*S"]
-    velocity: Float[Tensor, "*S"]
+    integral: Tensor
+    position: Tensor
+    velocity: Tensor
 
     def after(self, over: Transition) -> State:
         """Return the oscillators after a gap."""
@@ -49,14 +49,14 @@ class Rows(NamedTuple):
     past_ages: Float[Tensor, "B N F"]  # the same for the tokens of earlier chunks
 
 
-def _shift(x: Float[Tensor, "B N *S"], steps: int) -> Float[Tensor, "B N *S"]:
-    """Return what stood some tokens earlier, zeros before the first one."""
+def _shift(x: Tensor, steps: int) -> Tensor:
+    """Return what stood some tokens earlier in ``[B, N, ...]``, zeros before the first one."""
     return pad(x[:, :-steps], (*(0, 0) * (x.dim() - 2), steps, 0))
 
 
 def _double(over: Transition, steps: int) -> Transition:
     """Return transitions over `2 * steps` tokens from those ``[B, N, R]`` over `steps`."""
-    return compose(over, Transition(*(_shift(x, steps) for x in over)))
+    return compose(over, over.map(lambda x: _shift(x, steps)))
 
 
 def accumulate(position: Tensor, velocity: Tensor, over: Transition) -> tuple[Tensor, Tensor]:
@@ -85,7 +85,7 @@ def states_by_lag(position: Tensor, velocity: Tensor, over: Transition, num_lags
     while steps < num_lags:
         more = min(steps, num_lags - steps)
         earlier = State(*(_shift(x[:, :, :more], steps) for x in known))
-        moved = earlier.after(Transition(*(x[:, :, None] for x in over)))
+        moved = earlier.after(over.map(lambda x: x[:, :, None]))
         known = State(*(torch.cat(pair, dim=2) for pair in zip(known, moved, strict=True)))
         over = _double(over, steps) if 2 * steps < num_lags else over
         steps *= 2
@@ -103,21 +103,19 @@ def look_back(
 ) -> Seen:
     """Return the states of all tokens at the tokens that come after them.
 
-    Tokens start from `position` and `velocity`; N is a multiple of `chunk`. `over` leads from the
-    token before to each token, `over_chunks` ``[B, P, R]`` from the end of the chunk before to that
-    of each chunk.
+    Tokens start from `position` and `velocity` ``[B, N, R]``; N is a multiple of `chunk`. `over`
+    leads from the token before to each token, `over_chunks` ``[B, P, R]`` from the end of the chunk
+    before to that of each chunk.
     """
     intra = states_by_lag(position, velocity, over, chunk)
     num_chunks = position.shape[1] // chunk
     # At the last token of a chunk, lags are all its tokens, from the last to the first.
     ends = [x[:, chunk - 1 :: chunk].flip(2) for x in intra]  # [B, P, chunk, R]
-    so_far = State(*(x[:, 0, :0] for x in ends))
-    rows = [so_far]
+    rows = [State(*(x[:, 0, :0] for x in ends))]
     for number in range(num_chunks - 1):
-        moved = so_far.after(Transition(*(x[:, number, None] for x in over_chunks)))
+        moved = rows[-1].after(Transition(*(x[:, number, None] for x in over_chunks)))
         pairs = zip(moved, ends, strict=True)
-        so_far = State(*(torch.cat((x, y[:, number]), dim=1) for x, y in pairs))
-        rows.append(so_far)
+        rows.append(State(*(torch.cat((x, y[:, number]), dim=1) for x, y in pairs)))
     length = (num_chunks - 1) * chunk
     past = (
         torch.stack([pad(x, (0, 0, 0, length - x.shape[1])) for x in item], dim=1)
@@ -151,16 +149,15 @@ def attend_after(
     `value_over` are the transitions ``[B, N, G, H, C]`` from both references to the rows; `average`
     takes values averaged since their token instead of those at the time itself.
     """
-    num_chunks = keys.past.shape[1]
     intra = _Part(query, keys.intra, values.intra, rows.intra_ages, rows.gaps, 1)
     intra_logits = intra.logits(key_over[0], scale)
     if keys.past.shape[2] == 0:
         return intra.mean(intra_logits.softmax(dim=-1), value_over[0], average)
-    chunk = query.shape[1] // num_chunks
+    chunk = query.shape[1] // keys.past.shape[1]
     past = _Part(query, keys.past, values.past, rows.past_ages, rows.gaps, chunk)
-    logits = torch.cat((intra_logits, past.logits(key_over[1], scale)), dim=-1)
-    sizes = intra_logits.shape[-1], keys.past.shape[2]
-    of_intra, of_past = logits.softmax(dim=-1).split(sizes, dim=-1)
+    logits = intra_logits, past.logits(key_over[1], scale)
+    shares = torch.cat(logits, dim=-1).softmax(dim=-1)
+    of_intra, of_past = shares.split([x.shape[-1] for x in logits], dim=-1)
     out = intra.mean(of_intra, value_over[0], average)
     return out + past.mean(of_past, value_over[1], average)
 

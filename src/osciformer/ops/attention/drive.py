@@ -7,7 +7,7 @@ from typing import Literal
 
 import torch
 
-from osciformer._types import Float, Tensor
+from osciformer._types import Tensor
 
 Role = Literal["key", "value"]
 
@@ -31,10 +31,10 @@ class Drive:
 
     Attributes:
         omega: Drive frequencies, shared by all heads `[Md]` or per head `[H, Md]`.
-        key_cos: Gains g of the keys `[H, Md, C]`; None is zero.
-        key_sin: Gains h of the keys `[H, Md, C]`; None is zero.
-        value_cos: Gains g of the values `[H, Md, C]`; None is zero.
-        value_sin: Gains h of the values `[H, Md, C]`; None is zero.
+        key_cos: Gains g of the keys `[H, Md, C]`; None is zero. The other gains alike.
+        key_sin: Gains h of the keys.
+        value_cos: Gains g of the values.
+        value_sin: Gains h of the values.
     """
 
     omega: Tensor
@@ -45,31 +45,24 @@ class Drive:
 
     def __post_init__(self) -> None:
         """Refuse integers, and gains whose shape does not follow from `omega`."""
+        shape = list(self.omega.shape)
         for field in fields(self):
-            tensor = getattr(self, field.name)
-            if tensor is not None and not tensor.is_floating_point():
+            x = getattr(self, field.name)
+            if x is not None and not x.is_floating_point():
                 raise TypeError(
-                    f"drive.{field.name} must be a floating-point tensor, got {tensor.dtype}"
+                    f"drive.{field.name} must be a floating-point tensor, got {x.dtype}"
                 )
-        if self.omega.ndim not in (1, 2):
-            raise ValueError(
-                f"drive.omega must have shape [Md] or [H, Md], got {list(self.omega.shape)}"
-            )
-        for field in fields(self)[1:]:
-            gain = getattr(self, field.name)
-            if gain is None:
+            if field.name == "omega" and x.ndim not in (1, 2):
+                raise ValueError(f"drive.omega must have shape [Md] or [H, Md], got {shape}")
+            if field.name == "omega" or x is None:
                 continue
-            heads = self.omega.shape[0] if self.omega.ndim == 2 else gain.shape[0]
-            if gain.ndim != 3 or gain.shape[:2] != (heads, self.omega.shape[-1]):
+            if x.ndim != 3 or list(x.shape[2 - len(shape) : 2]) != shape:
                 raise ValueError(
-                    f"drive.{field.name} must have shape [H, Md, C] with Md = "
-                    f"{self.omega.shape[-1]} modes as in drive.omega {list(self.omega.shape)}, "
-                    f"got {list(gain.shape)}"
+                    f"drive.{field.name} must have shape [H, Md, C] with Md = {shape[-1]} modes as"
+                    f" in drive.omega {shape}, got {list(x.shape)}"
                 )
 
-    def gains(
-        self, role: Role
-    ) -> tuple[Float[Tensor, "H Md"], Float[Tensor, "H Md C"], Float[Tensor, "H Md C"]] | None:
+    def gains(self, role: Role) -> tuple[Tensor, Tensor, Tensor] | None:
         """Return `(omega [H, Md], cos [H, Md, C], sin [H, Md, C])`, or None if nothing is driven.
 
         Example:
@@ -77,9 +70,7 @@ class Drive:
             >>> [tuple(x.shape) for x in drive.gains("key")], drive.gains("value")
             ([(3, 2), (3, 2, 4), (3, 2, 4)], None)
         """
-        cos, sin = (
-            (self.key_cos, self.key_sin) if role == "key" else (self.value_cos, self.value_sin)
-        )
+        cos, sin = getattr(self, f"{role}_cos"), getattr(self, f"{role}_sin")
         given = cos if cos is not None else sin
         if given is None:
             return None

@@ -15,6 +15,7 @@ as ``[planes, 2, B, g, 1, D]``.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -42,6 +43,10 @@ class Transition(NamedTuple):
         moved = self.g21 * position + self.g22 * velocity
         return self.g11 * position + self.g12 * velocity, moved
 
+    def map(self, function: Callable[[Tensor], Tensor]) -> Transition:
+        """Return the transition with `function` applied to every tensor."""
+        return Transition._make(map(function, self))
+
 
 def transition(
     gaps: Float[Tensor, "*S"], omega: Float[Tensor, "*R"], zeta: Float[Tensor, "*R"]
@@ -49,11 +54,6 @@ def transition(
     """Return the transitions of channels over gaps (not negative), with a further last axis.
 
     They are exact to the last digits of the dtype of `gaps`; single precision takes less work.
-
-    Example:
-        >>> over = transition(torch.zeros(2, 3), torch.ones(4), torch.ones(4))
-        >>> over.g11.shape, bool((over.g11 == 1).all()), bool((over.i11 == 0).all())
-        (torch.Size([2, 3, 4]), True, True)
     """
     if gaps.dtype == torch.float64:
         g12, i12 = moments(gaps[..., None], omega, zeta)[:2]
@@ -98,11 +98,8 @@ def linear_integral(
     m: Moments, gap: Tensor, omega: Tensor, start: Tensor, step: Tensor, *, is_drift: bool
 ) -> list[Tensor]:
     """Return the integral of a query that goes from `start` to `start + step` over the gap."""
-    pairs = zip(
-        constant_integral(m, gap, omega, is_drift=is_drift),
-        ramp_integral(m, gap, omega),
-        strict=True,
-    )
+    constants = constant_integral(m, gap, omega, is_drift=is_drift)
+    pairs = zip(constants, ramp_integral(m, gap, omega), strict=True)
     return [torch.addcmul(start * constant, step, ramp) for constant, ramp in pairs]
 
 
@@ -112,20 +109,22 @@ class Spans(NamedTuple):
     matrix: Tensor  # [2 + F, 2, B, K, D]: P - I, then an integral for each of F basis functions
     step: Tensor | None  # [F, B, K, 1|D], change of the basis (drifts whose basis is not constant)
 
-    def zeros_like(self) -> Spans:
-        """Return spans of zeros, to collect gradients in."""
-        step = None if self.step is None else torch.zeros_like(self.step)
-        return Spans(torch.zeros_like(self.matrix), step)
+    def map(self, function: Callable[[Tensor], Tensor]) -> Spans:
+        """Return the spans with `function` applied to both tensors."""
+        return Spans(function(self.matrix), None if self.step is None else function(self.step))
 
     def first(self, count: int) -> Spans:
         """Return the first `count` spans."""
-        step = None if self.step is None else self.step[..., :count, :]
-        return Spans(self.matrix[..., :count, :], step)
+        return self.map(lambda x: x[..., :count, :])
 
     def take(self, index: slice) -> Spans:
         """Return the spans of the blocks in `index`, with an axis of size 1 that broadcasts."""
-        step = None if self.step is None else self.step[..., index, :].unsqueeze(-2)
-        return Spans(self.matrix[..., index, :].unsqueeze(-2), step)
+        return self.map(lambda x: x[..., index, :].unsqueeze(-2))
+
+
+# Adjoints take values paired with their gradients, which are added to.
+Pair = tuple[Tensor, Tensor]
+SpansPair = tuple[Spans, Spans]
 
 
 def accumulate(target: Tensor, value: Tensor) -> None:
@@ -156,12 +155,10 @@ def prepend_to_row(row: Tensor, first: Tensor, spans: Spans, length: Tensor) -> 
     time t_j - r.
     """
     matrix, pair = spans.matrix, row[:2]
-    if row.shape[0] > 2:
-        moved = torch.addcmul(pair, row[2], matrix[2])
-        for plane in range(3, row.shape[0]):
-            moved.addcmul_(row[plane], matrix[plane])
-    else:
-        moved = pair + matrix[2] if matrix.shape[0] > 2 else pair.clone()
+    is_shared = row.shape[0] == 2 and matrix.shape[0] > 2
+    moved = pair + matrix[2] if is_shared else pair.clone()
+    for plane in range(2, row.shape[0]):
+        moved.addcmul_(row[plane], matrix[plane])
     moved.addcmul_(first, matrix[0]).addcmul_(row[1], matrix[1])
     if spans.step is not None:
         step = combine(row[2:] if row.shape[0] > 2 else None, spans.step)
@@ -170,42 +167,30 @@ def prepend_to_row(row: Tensor, first: Tensor, spans: Spans, length: Tensor) -> 
     pair.copy_(moved)
 
 
-def prepend_to_row_adjoint(
-    grad_row: Tensor,
-    row: Tensor,
-    first: Tensor,
-    spans: Spans,
-    grad_spans: Spans,
-    length: Tensor,
-    grad_length: Tensor | None,
-) -> Tensor:
+def prepend_to_row_adjoint(rows: Pair, first: Tensor, both: SpansPair, lengths: Pair) -> Tensor:
     """Pull gradients back through `prepend_to_row`.
 
-    `grad_row` changes in place from the gradient of the moved row to that of `row`, except for the
-    part that flows through `first`, which is returned: the caller knows what `first` was made of.
-    `grad_spans` and `grad_length` are added to.
+    The gradient in `rows` changes in place from that of the moved row to that of the row, except
+    for the part through `first`, which is returned: the caller knows what `first` was made of.
     """
+    (row, grad_row), (spans, grad_spans), (length, grad_length) = rows, both, lengths
     matrix, grad_matrix = spans.matrix, grad_spans.matrix
     grad = grad_row[:2].clone()
     grad_matrix[0].add_((grad * first).sum(-2, keepdim=True))
     grad_matrix[1].add_((grad * row[1]).sum(-2, keepdim=True))
-    if row.shape[0] > 2:
-        for plane in range(2, row.shape[0]):
-            grad_matrix[plane].add_((grad * row[plane]).sum(-2, keepdim=True))
-            grad_row[plane].add_(_dot(grad, matrix[plane]))
-    elif matrix.shape[0] > 2:
+    for plane in range(2, row.shape[0]):
+        grad_matrix[plane].add_((grad * row[plane]).sum(-2, keepdim=True))
+        grad_row[plane].add_(_dot(grad, matrix[plane]))
+    if row.shape[0] == 2 and matrix.shape[0] > 2:
         grad_matrix[2].add_(grad.sum(-2, keepdim=True))
     if spans.step is not None:
         assert grad_spans.step is not None
-        grad_step = length * grad[0]
+        grad_step = (length * grad[0]).unsqueeze(0)
         amplitude = row[2:] if row.shape[0] > 2 else None
-        for f in range(spans.step.shape[0]):
-            part = grad_step if amplitude is None else grad_step * amplitude[f]
-            accumulate(grad_spans.step[f], part)
-            if amplitude is not None:
-                grad_row[2 + f].addcmul_(grad_step, spans.step[f])
-        if grad_length is not None:
-            accumulate(grad_length, grad[0] * combine(amplitude, spans.step))
+        accumulate(grad_spans.step, grad_step if amplitude is None else grad_step * amplitude)
+        if amplitude is not None:
+            grad_row[2:].addcmul_(grad_step, spans.step)
+        accumulate(grad_length, grad[0] * combine(amplitude, spans.step))
     grad_row[1].add_(_dot(grad, matrix[1]))
     return _dot(grad, matrix[0])
 
@@ -223,9 +208,7 @@ def append_to_key(
     change = key[0] * spans.matrix[:, 0]
     change.addcmul_(key[1], spans.matrix[:, 1])
     if age is not None:
-        for f in range(change.shape[0] - 2):
-            growth = _growth(change[0], key[0], spans, base_after, f)
-            change[2 + f].addcmul_(age, growth, value=-1.0)
+        change[2:].addcmul_(age, _growth(change[0], key[0], spans, base_after), value=-1.0)
     if bias is None:
         key.add_(change)
     else:
@@ -233,46 +216,37 @@ def append_to_key(
         bias.add_(to_heads(change[2], bias.shape[-1]))
 
 
-def _growth(change: Tensor, x1: Tensor, spans: Spans, base_after: Tensor | None, f: int) -> Tensor:
-    """Return by how much basis function times key position grows over a span."""
-    growth = change if base_after is None else change * base_after[f]
-    return growth if spans.step is None else torch.addcmul(growth, spans.step[f], x1)
+def _growth(change: Tensor, x1: Tensor, spans: Spans, base_after: Tensor | None) -> Tensor:
+    """Return by how much each basis function times key position grows over a span."""
+    growth = change.unsqueeze(0) if base_after is None else change * base_after
+    return growth if spans.step is None else torch.addcmul(growth, spans.step, x1)
 
 
 def append_to_key_adjoint(
-    grad_key: Tensor,
-    grad_bias: Tensor | None,
-    key: Tensor,
-    spans: Spans,
-    grad_spans: Spans,
-    age: tuple[Tensor, Tensor | None] | None,
-    base_after: tuple[Tensor, Tensor] | None,
+    keys: Pair, grad_bias: Tensor | None, both: SpansPair, age: Pair | None, base_after: Pair | None
 ) -> None:
-    """Pull gradients back through `append_to_key`; `grad_key` changes in place.
+    """Pull gradients back through `append_to_key`, from the key before the move.
 
-    Gradients of integrals are the same before and after the move. `key` is the key before the move;
-    `age` and `base_after` come as pairs of value and gradient, which is added to.
+    Gradients of integrals are the same before and after the move.
     """
-    matrix = spans.matrix
-    grad = grad_key.clone()
+    (key, grad_key), (spans, grad_spans) = keys, both
+    matrix, grad = spans.matrix, grad_key.clone()
     if grad_bias is not None:
         grad = torch.cat([grad, from_heads(grad_bias, key.shape[-1]).unsqueeze(0)])
     if age is not None:
         base, grad_base = (None, None) if base_after is None else base_after
         change = torch.addcmul(key[0] * matrix[0, 0], key[1], matrix[0, 1])
-        for f in range(grad.shape[0] - 2):
-            aged = age[0] * grad[2 + f]
-            if age[1] is not None:
-                accumulate(age[1], -grad[2 + f] * _growth(change, key[0], spans, base, f))
-            if spans.step is not None:
-                assert grad_spans.step is not None
-                accumulate(grad_spans.step[f], -aged * key[0])
-                grad_key[0].addcmul_(aged, spans.step[f], value=-1.0)
-            if base is None or grad_base is None:
-                grad[0].sub_(aged)
-            else:
-                accumulate(grad_base[f], -aged * change)
-                grad[0].addcmul_(aged, base[f], value=-1.0)
+        aged = age[0] * grad[2:]
+        growth = _growth(change, key[0], spans, base).expand_as(aged)
+        accumulate(age[1], -_dot(grad[2:], growth))
+        if spans.step is not None and grad_spans.step is not None:
+            accumulate(grad_spans.step, -aged * key[0])
+            grad_key[0].sub_(_dot(aged, spans.step))
+        if base is None or grad_base is None:
+            grad[0].sub_(aged.sum(0))
+        else:
+            accumulate(grad_base, -aged * change)
+            grad[0].sub_(_dot(aged, base))
     for column in range(2):
         grad_spans.matrix[:, column].add_((grad * key[column]).sum(-2, keepdim=True))
         grad_key[column].add_(_dot(grad, matrix[:, column]))
@@ -317,17 +291,11 @@ def _whole(late: Tensor, lengths: Tensor | None, base_between: Tensor | None) ->
 
 
 def merge_spans_adjoint(
-    grad_merged: Spans,
-    spans: Spans,
-    lengths: Tensor | None,
-    base_between: Tensor | None,
-    grad_spans: Spans,
-    grad_lengths: Tensor | None,
+    grad_merged: Spans, both: SpansPair, both_lengths: Pair | None, base_between: Tensor | None
 ) -> Tensor | None:
-    """Pull gradients back through `merge_spans`; return that of `base_between`.
-
-    `grad_spans` and `grad_lengths` are added to.
-    """
+    """Pull gradients back through `merge_spans`; return that of `base_between`."""
+    spans, grad_spans = both
+    lengths, grad_lengths = (None, None) if both_lengths is None else both_lengths
     early, late = spans.matrix[..., 0::2, :], spans.matrix[..., 1::2, :]
     grad_early, grad_late = grad_spans.matrix[..., 0::2, :], grad_spans.matrix[..., 1::2, :]
     grad = grad_merged.matrix
@@ -341,24 +309,14 @@ def merge_spans_adjoint(
     grad_late[:, 0].add_(grad_first)
     grad_late[:, 1].add_(_dot(grad.transpose(0, 1), early[1].unsqueeze(1)))
     grad_base = None if base_between is None else torch.zeros_like(base_between)
-    if lengths is None or late.shape[0] == 2:
+    if lengths is None or grad_lengths is None or late.shape[0] == 2:
         return grad_base
-    length = lengths[..., 1::2, :]
-    for f in range(late.shape[0] - 2):
-        base: Tensor | float = 1.0 if base_between is None else base_between[f]
-        if grad_lengths is not None:
-            accumulate(grad_lengths[..., 1::2, :], grad_first[2 + f] * base)
-        if grad_base is not None:
-            accumulate(grad_base[f], grad_first[2 + f] * length)
-        if spans.step is not None:
-            assert grad_spans.step is not None
-            accumulate(grad_spans.step[f][..., 0::2, :], grad[2 + f, 0] * length)
-            if grad_lengths is not None:
-                early_step = spans.step[f][..., 0::2, :]
-                accumulate(grad_lengths[..., 1::2, :], grad[2 + f, 0] * early_step)
-    if spans.step is not None:
-        assert grad_spans.step is not None
-        assert grad_merged.step is not None
-        grad_spans.step[..., 0::2, :].add_(grad_merged.step)
-        grad_spans.step[..., 1::2, :].add_(grad_merged.step)
+    length, grad_length, grads = lengths[..., 1::2, :], grad_lengths[..., 1::2, :], grad_first[2:]
+    accumulate(grad_length, grads.sum(0) if base_between is None else _dot(grads, base_between))
+    if grad_base is not None:
+        accumulate(grad_base, grads * length)
+    if spans.step is not None and grad_spans.step is not None and grad_merged.step is not None:
+        accumulate(grad_spans.step[..., 0::2, :], grad[2:, 0] * length)
+        accumulate(grad_length, _dot(grad[2:, 0], spans.step[..., 0::2, :]))
+        grad_spans.step.add_(grad_merged.step.repeat_interleave(2, dim=-2))
     return grad_base

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+import torch
+
 from osciformer._types import Bool, Float, Tensor
 from osciformer.ops.attention.drive import Drive
 from osciformer.ops.attention.query import QueryPath
@@ -47,24 +49,25 @@ class AttentionInputs:
     strict: bool = False  # whether a key must lie strictly before the row to be seen
     return_weights: bool = False
 
+    @property
+    def present(self) -> Bool[Tensor, "B N"]:
+        """Which keys are present."""
+        if self.mask is not None:
+            return self.mask
+        return torch.ones_like(self.key_times, dtype=torch.bool)
+
     def mirrored(self, path: QueryPath) -> AttentionInputs:
         """Return the other half: rows and keys in reverse order on the reversed time axis.
 
         Keys at a row's own time belong to the first half, so this one is strict. `path` is the
         query of the reversed rows, from `resolve_reversed`.
         """
-        times = -self.query_times.flip(1)
-        is_self = self.query_times is self.key_times
-        return replace(
-            self,
-            path=path,
-            query_times=times,
-            key_times=times if is_self else -self.key_times.flip(1),
-            keys=self.keys.map_tokens(lambda x: x.flip(1)),
-            values=self.values.map_tokens(lambda x: x.flip(1)),
-            mask=None if self.mask is None else self.mask.flip(1),
-            strict=True,
-        )
+        rows = -self.query_times.flip(1)
+        cols = rows if self.query_times is self.key_times else -self.key_times.flip(1)
+        keys, values = (x.map_tokens(lambda x: x.flip(1)) for x in (self.keys, self.values))
+        mask = None if self.mask is None else self.mask.flip(1)
+        tokens = (path, rows, cols, keys, values, self.value, self.drive, mask, self.scale)
+        return AttentionInputs(*tokens, strict=True, return_weights=self.return_weights)
 
 
 class AttentionResult(NamedTuple):

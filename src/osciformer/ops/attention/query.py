@@ -1,26 +1,15 @@
 r"""What each row asks for: the query as a function of time.
 
-The six query modes are three kinds of path. A backend sees only a path, so a mode that fits or
+The six query modes are three kinds of path: a `ConstantPath` (``hold``), a `LinearPath`
+(``linear``) and a `SinusoidPath` (the others). A backend sees only a path, so a mode that fits or
 learns its coefficients costs no backend anything.
-
-=================  =====================================  ====================
-mode               path seen by row j                     class
-=================  =====================================  ====================
-``hold``           Q_j, constant                          `ConstantPath`
-``linear``         piecewise linear through the queries   `LinearPath`
-``ridge``          one sinusoid fit to all queries        `SinusoidPath`
-``ridge_causal``   sinusoid fit to queries up to t_j      `SinusoidPath`
-``anchored``       Q_j times a learned function of        `SinusoidPath`
-                   tau - t_j
-``learned``        one learned trajectory per head        `SinusoidPath`
-=================  =====================================  ====================
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 
@@ -28,24 +17,42 @@ from osciformer._types import Bool, Float, Tensor
 from osciformer.math.banks import frequency_bank
 from osciformer.math.basis import prefix_ridge_fit, ridge_fit
 from osciformer.ops._checks import QUERIES, check_choice
+from osciformer.ops.padding import clean_times, last_present_index
 
 QueryMode = Literal["hold", "linear", "ridge", "ridge_causal", "anchored", "learned"]
 
 DEFAULT_NUM_MODES = 8
 DEFAULT_RIDGE = 1e-4
 
-_ALLOWED_PARAMS: dict[str, tuple[str, ...]] = {
-    "hold": (),
-    "linear": ("mask",),
-    "ridge": ("omega", "ridge", "mask"),
-    "ridge_causal": ("omega", "ridge", "mask"),
-    "anchored": ("omega", "constant", "cos", "sin"),
-    "learned": ("omega", "constant", "cos", "sin"),
-}
+_ALLOWED_PARAMS: dict[str, tuple[str, ...]] = {"hold": (), "linear": ("mask",)}
+_ALLOWED_PARAMS |= dict.fromkeys(("ridge", "ridge_causal"), ("omega", "ridge", "mask"))
+_ALLOWED_PARAMS |= dict.fromkeys(("anchored", "learned"), ("omega", "constant", "cos", "sin"))
 
 
 @dataclass(frozen=True)
-class ConstantPath:
+class _Path:
+    """What all kinds share: tensors whose axes 0 and 1 are series and rows, and `omega`."""
+
+    ODD: ClassVar[tuple[str, ...]] = ()  # tensors that change sign under time reversal
+
+    def map(self, function: Callable[[Tensor], Tensor], *names: str) -> Self:
+        """Return the path with `function` applied to the tensors `names`, or all but `omega`."""
+        chosen = names or [field.name for field in fields(self) if field.name != "omega"]
+        tensors = {name: getattr(self, name) for name in chosen}
+        return replace(self, **{n: function(x) for n, x in tensors.items() if x is not None})
+
+    def row(self, b: int, j: int) -> Self:
+        """Return the path of one row as a path of one series and one row."""
+        return self.map(lambda x: x[b : b + 1, j : j + 1] if x.shape[1] > 1 else x[b : b + 1])
+
+    def mirrored(self) -> Self:
+        """Return the path under time reversal, rows in reverse order."""
+        flipped = self.map(lambda x: x.flip(1))
+        return flipped.map(torch.neg, *self.ODD) if self.ODD else flipped
+
+
+@dataclass(frozen=True)
+class ConstantPath(_Path):
     """Row j asks for `q[:, j]` at every time."""
 
     q: Float[Tensor, "B M H C"]
@@ -56,13 +63,9 @@ class ConstantPath:
         q = self.q.reshape(*shape[:2], *[1] * (tau.ndim - 2), *shape[2:])
         return q.expand(*tau.shape, *shape[2:])
 
-    def mirrored(self) -> ConstantPath:
-        """Return the path under time reversal, rows in reverse order."""
-        return ConstantPath(self.q.flip(1))
-
 
 @dataclass(frozen=True)
-class LinearPath:
+class LinearPath(_Path):
     """Straight lines through the query tokens, constant outside them.
 
     Consecutive tokens bound a segment. Tokens at one time bound segments of length zero, so the
@@ -70,6 +73,7 @@ class LinearPath:
     does a row read its own token, `q[:, j]`.
     """
 
+    ODD = ("times",)
     q: Float[Tensor, "B M H C"]
     times: Float[Tensor, "B M"]
 
@@ -87,13 +91,16 @@ class LinearPath:
         out = _between(self.q, self.times, lower, upper, flat)
         return out.reshape(*tau.shape, *out.shape[2:])
 
-    def mirrored(self) -> LinearPath:
-        """Return the path under time reversal, rows in reverse order."""
-        return LinearPath(self.q.flip(1), -self.times.flip(1))
+    def check_knots(self, query_times: Float[Tensor, "B M"]) -> None:
+        """Refuse rows that do not end at the knots: then one pass over the segments serves all."""
+        if not torch.equal(self.times.double(), query_times):
+            raise ValueError(
+                "a LinearPath must have its knots at query_times; build both from one tensor"
+            )
 
 
 @dataclass(frozen=True)
-class SinusoidPath:
+class SinusoidPath(_Path):
     r"""A constant plus J sinusoids per channel, with coefficients per row or shared by all rows.
 
     $$q_j(\tau) = q_0 + \sum_m A_m \cos(\omega_m(\tau - o_j)) + B_m \sin(\omega_m(\tau - o_j))$$
@@ -101,6 +108,7 @@ class SinusoidPath:
     A row axis of size 1 is shared by all rows; the three row axes are independent.
     """
 
+    ODD = ("sin", "origin")
     omega: Float[Tensor, " J"]  # frequencies of the bank
     constant: Float[Tensor, "B Rq H C"] | None  # q_0; None is zero
     cos: Float[Tensor, "B R H J C"]  # A
@@ -118,18 +126,15 @@ class SinusoidPath:
         batch, rows = tau.shape[:2]
         flat = tau.reshape(batch, rows, -1)
         phase = (flat - self.origin[:, :, None])[..., None] * self.omega
-        out = torch.einsum("bmsj,bmhjc->bmshc", *_same_rows(phase.cos(), self.cos))
-        out = out + torch.einsum("bmsj,bmhjc->bmshc", *_same_rows(phase.sin(), self.sin))
+        out = torch.zeros((), device=tau.device)
+        for basis, weight in ((phase.cos(), self.cos), (phase.sin(), self.sin)):
+            shared = max(basis.shape[1], weight.shape[1])
+            dtype = torch.promote_types(basis.dtype, weight.dtype)
+            pair = (x.to(dtype).expand(-1, shared, *x.shape[2:]) for x in (basis, weight))
+            out = out + torch.einsum("bmsj,bmhjc->bmshc", *pair)
         if self.constant is not None:
             out = out + self.constant[:, :, None]
         return out.reshape(*tau.shape, *out.shape[-2:])
-
-    def mirrored(self) -> SinusoidPath:
-        """Return the path under time reversal, rows in reverse order."""
-        constant = None if self.constant is None else self.constant.flip(1)
-        return SinusoidPath(
-            self.omega, constant, self.cos.flip(1), -self.sin.flip(1), -self.origin.flip(1)
-        )
 
 
 QueryPath = ConstantPath | LinearPath | SinusoidPath
@@ -171,17 +176,14 @@ def resolve_query(
         return ConstantPath(q)
     if query == "linear":
         return LinearPath(q if mask is None else _bridge_absent(q, query_times, mask), query_times)
-    omega = params.get("omega")
-    if omega is None:
-        omega = frequency_bank("log_spaced", DEFAULT_NUM_MODES)
-    omega = _on(omega, query_times)
-    _expect_shape("omega", omega, (None,))
+    if params.get("omega") is None:
+        params["omega"] = frequency_bank("log_spaced", DEFAULT_NUM_MODES)
+    omega = _param(params, "omega", query_times, (None,))
     # The fitted curve does not depend on the origin, so no gradient has to pass through it.
-    origin = _first_present_time(query_times, mask).detach().double()
+    origin = clean_times(query_times, mask)[:, :1].detach().double()  # of the first present token
     fit = ridge_fit if query == "ridge" else prefix_ridge_fit
-    cos, sin = fit(
-        q, query_times - origin, omega, ridge=params.get("ridge", DEFAULT_RIDGE), mask=mask
-    )
+    ridge = params.get("ridge", DEFAULT_RIDGE)
+    cos, sin = fit(q, query_times - origin, omega, ridge=ridge, mask=mask)
     if query == "ridge":
         cos, sin = cos[:, None], sin[:, None]
     return SinusoidPath(omega, None, cos, sin, origin)
@@ -190,10 +192,10 @@ def resolve_query(
 def resolve_reversed(
     path: QueryPath,
     query: str,
-    q: Float[Tensor, "B M H C"] | None,
-    query_times: Float[Tensor, "B M"],
+    q: Tensor | None,
+    query_times: Tensor,
     query_params: Mapping[str, Any] | None = None,
-    mask: Bool[Tensor, "B M"] | None = None,
+    mask: Tensor | None = None,
 ) -> QueryPath:
     """Return the path of the rows in reverse order on the reversed time axis.
 
@@ -217,15 +219,13 @@ def _trajectory(
     for key in ("omega", "cos", "sin"):
         if params.get(key) is None:
             raise ValueError(f"query={query!r} needs query_params[{key!r}]")
-    omega, cos, sin = (_on(params[key], times) for key in ("omega", "cos", "sin"))
-    _expect_shape("omega", omega, (None,))
     heads, channels = q.shape[2:] if q is not None else (None, None)
-    _expect_shape("cos", cos, (heads, omega.shape[0], channels))
-    _expect_shape("sin", sin, tuple(cos.shape))
-    constant = params.get("constant")
-    if constant is not None:
-        constant = _on(constant, times)
-        _expect_shape("constant", constant, (cos.shape[0], cos.shape[2]))
+    omega = _param(params, "omega", times, (None,))
+    cos = _param(params, "cos", times, (heads, omega.shape[0], channels))
+    sin = _param(params, "sin", times, tuple(cos.shape))
+    constant = None
+    if params.get("constant") is not None:
+        constant = _param(params, "constant", times, (cos.shape[0], cos.shape[2]))
     if query == "anchored":
         assert q is not None
         tokens = q[:, :, :, None, :]
@@ -239,44 +239,26 @@ def _trajectory(
     return SinusoidPath(omega, constant, cos, sin, times.new_zeros(batch, 1))
 
 
-def _expect_shape(key: str, tensor: Tensor, shape: tuple[int | None, ...]) -> None:
-    fits = tensor.ndim == len(shape) and all(
-        want is None or want == got for want, got in zip(shape, tensor.shape, strict=True)
-    )
-    if not fits:
+def _param(
+    params: Mapping[str, Any], key: str, like: Tensor, shape: tuple[int | None, ...]
+) -> Tensor:
+    """Return a parameter as a tensor; refuse another shape (None is any size)."""
+    tensor: Tensor = torch.as_tensor(params[key], device=like.device)
+    sizes = zip(shape, tensor.shape, strict=False)
+    if tensor.ndim != len(shape) or any(want not in (None, got) for want, got in sizes):
         want = ", ".join("any" if size is None else str(size) for size in shape)
         raise ValueError(
             f"query_params[{key!r}] must have shape [{want}], got {list(tensor.shape)}"
         )
-
-
-def _on(value: Any, like: Tensor) -> Tensor:
-    tensor: Tensor = torch.as_tensor(value, device=like.device)
     return tensor if tensor.is_floating_point() else tensor.to(like.dtype)
-
-
-def _same_rows(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    rows = max(a.shape[1], b.shape[1])
-    a, b = (x.expand(x.shape[0], rows, *x.shape[2:]) for x in (a, b))
-    dtype = torch.promote_types(a.dtype, b.dtype)
-    return a.to(dtype), b.to(dtype)
-
-
-def _first_present_time(times: Tensor, mask: Tensor | None) -> Float[Tensor, "B 1"]:
-    if mask is None or times.shape[1] == 0:
-        return times[:, :1] if times.shape[1] else times.new_zeros(times.shape[0], 1)
-    first = mask.to(torch.uint8).argmax(dim=1, keepdim=True)  # 0 where nothing is present
-    return times.gather(1, first)
 
 
 def _bridge_absent(q: Tensor, times: Tensor, mask: Tensor) -> Float[Tensor, "B M H C"]:
     """Move absent tokens onto the line between their present neighbours, so they bend nothing."""
-    length = times.shape[1]
-    index = torch.arange(length, device=times.device).expand(mask.shape)
-    before = torch.where(mask, index, -1).cummax(dim=1).values
-    after = torch.where(mask, index, length).flip(1).cummin(dim=1).values.flip(1)
-    lower = torch.where(before >= 0, before, after).clamp(max=length - 1)
-    upper = torch.where(after < length, after, before).clamp(min=0)
+    last = times.shape[1] - 1
+    before, after = last_present_index(mask), last - last_present_index(mask.flip(1)).flip(1)
+    lower = torch.where(before >= 0, before, after).clamp(max=last)
+    upper = torch.where(after <= last, after, before).clamp(min=0)
     bridged = _between(q, times, lower, upper, times).to(q.dtype)
     return torch.where(mask[..., None, None], q, bridged)
 

@@ -1,21 +1,11 @@
 r"""One more observation, or one more read, against cached state.
 
 A cache holds every key and value as an oscillator state at the current time T, together with the
-integrals since its own time that the query mode needs. Moving the cache from T to $T + \delta$ is
-one 2x2 propagator per head and channel, applied to all N tokens, and attention at T is then a plain
-sum: a step costs O(N), and O(N J) for the sinusoidal queries, however long ago the tokens were.
-
-========================  =====================================================================
-query                     integral kept per token
-========================  =====================================================================
-hold                      $\int k_i$
-linear                    $\int \langle q, k_i \rangle$
-anchored, learned         $\int k_i$ and $\int k_i e^{i\omega_m(\tau - T)}$, m = 1..J
-ridge_causal              $\int k_i e^{i\omega_m(\tau - T)}$, and the Gram matrix of the fit
-========================  =====================================================================
-
-All of it is float64, so rounding does not build up over a long stream. `ridge` has no such form:
-its fit changes with every later token.
+integrals since its own time that the query mode needs (`StepCache`). Moving the cache from T to
+$T + \delta$ is one 2x2 propagator per head and channel, applied to all N tokens, and attention at T
+is then a plain sum: a step costs O(N), and O(N J) for the sinusoidal queries, however long ago the
+tokens were. All of it is float64, so rounding does not build up over a long stream. `ridge` has no
+such form: its fit changes with every later token.
 """
 
 from __future__ import annotations
@@ -30,7 +20,7 @@ from osciformer.math.basis import design_matrix, solve_ridge
 from osciformer.math.driven import driven_averages, driven_integrals, driven_response
 from osciformer.math.integrals import modulated_averages, phi1
 from osciformer.math.oscillator import moments
-from osciformer.ops.attention.gap import Transition, ramp_integral, transition
+from osciformer.ops.attention.gap import ramp_integral, transition
 
 STREAMING_QUERIES = ("hold", "linear", "ridge_causal", "anchored", "learned")
 
@@ -60,14 +50,11 @@ class Motion(NamedTuple):
 
     def after(self, gap: Float[Tensor, " B"], medium: Medium) -> tuple[Motion, Tensor]:
         """Return the motion after a gap, and the integral of each token over it."""
-        over = transition(gap[:, None], medium.omega, medium.zeta)
-        over = Transition(*(x[:, None] for x in over))
+        over = transition(gap[:, None, None], medium.omega, medium.zeta)
         position, velocity = over.move(self.position, self.velocity)
-        integral = over.integral(self.position, self.velocity)
-        integral = integral + gap[:, None, None, None] * self.rest
-        force = self.force
+        s, force = gap[:, None, None, None], self.force
+        integral = over.integral(self.position, self.velocity) + s * self.rest
         if force is not None:
-            s = gap[:, None, None, None]
             pushed, sped = driven_response(s, *medium.driven)
             integral = integral + _push(force, driven_integrals(s, *medium.driven)[0])
             position, velocity = position + _push(force, pushed), velocity + _push(force, sped)
@@ -80,36 +67,27 @@ def _push(force: Tensor, response: Tensor) -> Tensor:
     return torch.einsum("bnhmc,bhmc->bnhc", force, response).real
 
 
-def _start_motion(
-    start: Tensor, velocity: Tensor | None, rest: Tensor | None, medium: Medium
-) -> Motion:
-    """Return tokens ``[B, G, H, C]`` when they start."""
-    start = start.double()
-    still = torch.zeros_like(start)
-    rest = still if rest is None else rest.double()
+# Start, velocity (or None) and rest position (or None) of tokens, [B, G, H, C].
+Tokens = tuple[Tensor, Tensor | None, Tensor | None]
+
+
+def _start_motion(tokens: Tokens, medium: Medium) -> Motion:
+    start = tokens[0].double()
+    velocity, rest = (torch.zeros_like(start) if x is None else x.double() for x in tokens[1:])
     force = None
     if medium.gains is not None:
         _, cos, sin = medium.gains
         force = start[:, :, :, None] * torch.complex(cos, -sin)
-    return Motion(start - rest, still if velocity is None else velocity.double(), rest, force)
-
-
-def _join(a: Motion, b: Motion) -> Motion:
-    """Return the tokens of both."""
-    pairs = zip(a, b, strict=True)
-    return Motion._make(
-        None if x is None or y is None else torch.cat((x, y), dim=1) for x, y in pairs
-    )
+    return Motion(start - rest, velocity, rest, force)
 
 
 def _ramp_integrals(motion: Motion, gap: Tensor, medium: Medium) -> Float[Tensor, "B N H C"]:
     r"""Return $\int_0^\delta (s / \delta)\, k(T + s)\, ds$ of every token, zero at a zero gap."""
-    delta = gap[:, None, None]
+    delta = gap[:, None, None, None]
     m = moments(delta, medium.omega, medium.zeta)
-    first, second = (x[:, None] for x in ramp_integral(m, delta, medium.omega))
-    out = first * motion.position + second * motion.velocity + 0.5 * delta[:, None] * motion.rest
+    first, second = ramp_integral(m, delta, medium.omega)
+    out = first * motion.position + second * motion.velocity + 0.5 * delta * motion.rest
     if motion.force is not None:
-        delta = delta[..., None]
         once, twice = driven_integrals(delta, *medium.driven)
         out = out + _push(motion.force, once - twice / torch.where(delta > 0, delta, 1.0))
     return out
@@ -122,8 +100,7 @@ def _mode_integrals(
     delta = gap[:, None, None, None]
     mode = mode_omega[:, None]
     g11, g12 = modulated_averages(delta, mode, medium.omega[:, None], medium.zeta[:, None])
-    turn = mode * delta
-    rest = phi1(torch.complex(torch.zeros_like(turn), turn))
+    rest = phi1(1j * (mode * delta))
     out = (
         g11[:, None] * motion.position[:, :, :, None]
         + g12[:, None] * motion.velocity[:, :, :, None]
@@ -134,10 +111,10 @@ def _mode_integrals(
         with_mode = driven_averages(delta[..., None], mode[:, None], *args)
         against = driven_averages(delta[..., None], -mode[:, None], *args)
         # Re(F X) e^{iws} = (F X e^{iws} + conj(F X e^{-iws})) / 2
-        out = out + 0.5 * (
-            torch.einsum("bnhmc,bhjmc->bnhjc", motion.force, with_mode)
-            + torch.einsum("bnhmc,bhjmc->bnhjc", motion.force, against).conj()
+        ahead, behind = (
+            torch.einsum("bnhmc,bhjmc->bnhjc", motion.force, x) for x in (with_mode, against)
         )
+        out = out + 0.5 * (ahead + behind.conj())
     return out * delta[:, None]
 
 
@@ -156,14 +133,6 @@ class StepSettings:
     sin: Float[Tensor, "H J C"] | None = None
     ridge: float = 1e-4  # of `ridge_causal`
 
-    def __post_init__(self) -> None:
-        """Refuse a query that has no streaming form."""
-        if self.query not in STREAMING_QUERIES:
-            raise ValueError(
-                f"query={self.query!r} cannot be streamed: it uses tokens that are still to come. "
-                f"Use one of {', '.join(STREAMING_QUERIES)}"
-            )
-
 
 @dataclass(frozen=True)
 class StepCache:
@@ -177,7 +146,7 @@ class StepCache:
     value_sum: Float[Tensor, "B N H C"]  # integral of each value
     key_sum: Float[Tensor, "B N H C"]  # integral of each key
     modes: Complex[Tensor, "B N H J C"] | None  # of each key times e^{i omega_m (tau - T)}
-    score: Float[Tensor, "B N H"] | None  # of each key times the piecewise linear query
+    score: Float[Tensor, "B N H"] | None  # of each key times the `linear` query
     last_query: Float[Tensor, "B H C"] | None  # the last knot of that query
     gram: Float[Tensor, "B P P"] | None  # sum of outer products of the fit's design rows
     targets: Float[Tensor, "B P HC"] | None  # sum of design rows times query tokens
@@ -210,8 +179,8 @@ def empty_cache(batch_size: int, settings: StepSettings) -> StepCache:
         gram = like.new_zeros(batch_size, 2 * num_modes, 2 * num_modes)
         targets = like.new_zeros(batch_size, 2 * num_modes, heads * channels)
     no_times = like.new_zeros(batch_size, 0)
-    keys = _start_motion(tokens, None, None, settings.key_medium)
-    values = _start_motion(tokens, None, None, settings.value_medium)
+    keys = _start_motion((tokens, None, None), settings.key_medium)
+    values = _start_motion((tokens, None, None), settings.value_medium)
     kept = (tokens, tokens, modes, score, last_query, gram, targets)
     return StepCache(series, no_times, no_times.bool(), keys, values, *kept, series)
 
@@ -239,34 +208,23 @@ def advance(
         phase = (settings.omega * gap[:, None])[:, None, None, :, None]
         more = _mode_integrals(cache.keys, gap, settings.omega, settings.key_medium)
         modes = (modes + more) * torch.polar(torch.ones_like(phase), -phase)
-    return replace(
-        cache,
-        time=time,
-        keys=keys,
-        values=values,
-        value_sum=cache.value_sum + value_integral,
-        key_sum=cache.key_sum + key_integral,
-        modes=modes,
-        score=score,
-    )
+    sums = {"key_sum": cache.key_sum + key_integral, "value_sum": cache.value_sum + value_integral}
+    return replace(cache, time=time, keys=keys, values=values, modes=modes, score=score, **sums)
 
 
 def append(
     cache: StepCache,
     settings: StepSettings,
-    keys: tuple[Tensor, Tensor | None, Tensor | None],
-    values: tuple[Tensor, Tensor | None, Tensor | None],
+    keys: Tokens,
+    values: Tokens,
     queries: Float[Tensor, "B G H C"] | None = None,
     present: Bool[Tensor, "B G"] | None = None,
 ) -> StepCache:
     """Return the cache with more tokens that start at its current time.
 
-    `keys` and `values` are start, velocity (or None) and rest position (or None), `[B, G, H, C]`;
     `queries` are their query tokens, for `linear` and `ridge_causal`; `present` says which count.
     """
-    key_motion = _start_motion(*keys, settings.key_medium)
-    value_motion = _start_motion(*values, settings.value_medium)
-    batch, group = key_motion.position.shape[:2]
+    batch, group = keys[0].shape[:2]
     if present is None:
         present = torch.ones(batch, group, dtype=torch.bool, device=cache.present.device)
     times = cache.time[:, None].expand(batch, group)
@@ -284,28 +242,16 @@ def append(
         design = torch.where(present[..., None], design, 0.0)
         gram = gram + torch.einsum("bgi,bgj->bij", design, design)
         targets = targets + torch.einsum("bgi,bgc->bic", design, queries.double().flatten(2))
-    return replace(
-        cache,
-        times=torch.cat((cache.times, times), dim=1),
-        present=torch.cat((cache.present, present), dim=1),
-        keys=_join(cache.keys, key_motion),
-        values=_join(cache.values, value_motion),
-        value_sum=_extended(cache.value_sum, group),
-        key_sum=_extended(cache.key_sum, group),
-        modes=None if cache.modes is None else _extended(cache.modes, group),
-        score=None if cache.score is None else _extended(cache.score, group),
-        last_query=last_query,
-        gram=gram,
-        targets=targets,
-        origin=origin,
-    )
+    sums = ("value_sum", "key_sum", "modes", "score")
+    more: dict[str, Any] = {name: _extended(getattr(cache, name), group) for name in sums}
+    more["times"], more["present"] = _joined(cache.times, times), _joined(cache.present, present)
+    more["keys"] = _joined(cache.keys, _start_motion(keys, settings.key_medium))
+    more["values"] = _joined(cache.values, _start_motion(values, settings.value_medium))
+    return replace(cache, last_query=last_query, gram=gram, targets=targets, origin=origin, **more)
 
 
 def attend(
-    cache: StepCache,
-    settings: StepSettings,
-    q: Float[Tensor, "B R H C"] | None,
-    num_rows: int = 1,
+    cache: StepCache, settings: StepSettings, q: Float[Tensor, "B R H C"] | None, num_rows: int = 1
 ) -> Float[Tensor, "B R H C"]:
     """Return rows of attention at the cache's current time, over all of its tokens.
 
@@ -315,9 +261,8 @@ def attend(
     positive = elapsed > 0
     inverse = torch.where(positive, 1.0 / torch.where(positive, elapsed, 1.0), 0.0)
     integral, at_zero = _scores(cache, settings, None if q is None else q.double())
-    logits = torch.where(
-        positive[:, None, :, None], integral * inverse[:, None, :, None], at_zero
-    )  # [B, R, N, H]
+    apart, mean = positive[:, None, :, None], integral * inverse[:, None, :, None]
+    logits = torch.where(apart, mean, at_zero)  # [B, R, N, H]
     logits = torch.where(cache.present[:, None, :, None], logits * settings.scale, -torch.inf)
     some = cache.present.any(dim=1)[:, None, None, None]
     weights = torch.where(some, torch.softmax(torch.where(some, logits, 0.0), dim=2), 0.0)
@@ -357,28 +302,34 @@ def _sinusoids(
 ) -> tuple[Float[Tensor, "B #R H C"] | None, Complex[Tensor, "B #R H J C"]]:
     r"""Return constant and amplitudes of $q(\tau) = q_0 + Re \sum_m a_m e^{i w_m (\tau - T)}$."""
     assert settings.omega is not None
+    cos, sin, constant, elapsed = settings.cos, settings.sin, settings.constant, cache.time
     if cache.gram is not None and cache.targets is not None:
         coefficients = solve_ridge(cache.gram, cache.targets, cache.count, settings.ridge)
-        heads, channels = settings.key_medium.omega.shape
-        cos, sin = coefficients.unflatten(2, (heads, channels)).transpose(1, 2).chunk(2, dim=2)
-        phase = (cache.time - cache.origin)[:, None] * settings.omega
-        turn = torch.polar(torch.ones_like(phase), phase)[:, None, :, None]
-        return None, (torch.complex(cos, -sin) * turn)[:, None]
-    assert settings.cos is not None
-    assert settings.sin is not None
-    amplitude, constant = torch.complex(settings.cos, -settings.sin), settings.constant
+        by_head = coefficients.unflatten(2, settings.key_medium.omega.shape).transpose(1, 2)
+        cos, sin = by_head.chunk(2, dim=2)
+        constant, elapsed = None, cache.time - cache.origin
+    assert cos is not None
+    assert sin is not None
+    amplitude = torch.complex(cos, -sin)
     if settings.query == "anchored":
         assert q is not None
         return q if constant is None else q * constant, q[:, :, :, None] * amplitude
-    phase = cache.time[:, None] * settings.omega
+    phase = elapsed[:, None] * settings.omega
     turn = torch.polar(torch.ones_like(phase), phase)[:, None, :, None]
     constant = None if constant is None else constant.expand(len(phase), 1, -1, -1)
     return constant, (amplitude * turn)[:, None]
 
 
-def _extended(x: Tensor, count: int) -> Tensor:
+def _joined(a: Any, b: Any) -> Any:
+    """Join two tensors or motions along the token axis."""
+    if isinstance(a, Motion):
+        return Motion(*(_joined(x, y) for x, y in zip(a, b, strict=True)))
+    return None if a is None else torch.cat((a, b), dim=1)
+
+
+def _extended(x: Tensor | None, count: int) -> Tensor | None:
     """Append zeros for `count` more tokens."""
-    return torch.cat((x, x.new_zeros(x.shape[0], count, *x.shape[2:])), dim=1)
+    return None if x is None else _joined(x, x.new_zeros(x.shape[0], count, *x.shape[2:]))
 
 
 def merge(chosen: Bool[Tensor, " B"], shorter: StepCache, longer: StepCache) -> StepCache:
@@ -390,7 +341,7 @@ def merge(chosen: Bool[Tensor, " B"], shorter: StepCache, longer: StepCache) -> 
 
     def pick(name: str, a: Any, b: Any) -> Any:
         if isinstance(a, Motion):
-            return Motion._make(pick(name, x, y) for x, y in zip(a, b, strict=True))
+            return Motion(*(pick(name, x, y) for x, y in zip(a, b, strict=True)))
         if a is None or b is None:
             return None
         a = a if name in _PER_SERIES else _extended(a, missing)

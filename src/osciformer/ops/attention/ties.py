@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from osciformer._types import Bool, Float, Int
+from osciformer._types import Int
 
 
 def _flat_index(index: Tensor, length: int) -> Tensor:
@@ -34,12 +34,8 @@ class Ties(NamedTuple):
     size: Int[Tensor, "B M"]  # how many keys share its time
 
 
-def find_ties(
-    query_times: Float[Tensor, "B M"],
-    key_times: Float[Tensor, "B N"],
-    mask: Bool[Tensor, "B N"] | None,
-) -> Ties:
-    """Return the ties of sorted rows and keys; `mask` says which keys are present."""
+def find_ties(query_times: Tensor, key_times: Tensor, mask: Tensor | None) -> Ties:
+    """Return the ties of sorted rows and keys; `mask` ``[B, N]`` says which keys are present."""
     times, rows = key_times.detach().contiguous(), query_times.detach().contiguous()
     end = torch.searchsorted(times, rows, right=True)
     start = torch.searchsorted(times, rows, right=False)
@@ -58,7 +54,7 @@ def _tied_forward(
     q: Tensor, k: Tensor, v: Tensor, order: Tensor, end: Tensor, count: Tensor
 ) -> tuple[Tensor, Tensor]:
     batch, num_rows, num_heads, _ = q.shape
-    top = q.new_full((batch, num_rows, num_heads, 1), float("-inf"))
+    top = q.new_full((batch, num_rows, num_heads, 1), -torch.inf)
     mass = torch.zeros_like(top)
     out = q.new_zeros(batch, num_rows, num_heads, v.shape[-1])
     for place in range(int(count.max()) if count.numel() else 0):
@@ -125,21 +121,14 @@ def _pull_back(ctx: Any, grad_out: Tensor, grad_lse: Tensor) -> tuple[Tensor | N
 _tied_forward.register_autograd(_pull_back, setup_context=_setup_context)
 
 
-def attend_tied(
-    q: Float[Tensor, "B M H C"],
-    k: Float[Tensor, "B N H C"],
-    v: Float[Tensor, "B N H C"],
-    ties: Ties,
-) -> tuple[Float[Tensor, "B M H C"], Float[Tensor, "B M H"]]:
+def attend_tied(q: Tensor, k: Tensor, v: Tensor, ties: Ties) -> tuple[Tensor, Tensor]:
     """Return output and logsumexp of dot-product attention over the keys at each row's own time.
 
     At a zero gap the trajectories have not moved, so the layer is plain attention there. `q` is the
     query of each row at its own time, scaled.
     """
-    tokens = (x.contiguous() for x in (q, k, v))
-    found: tuple[Tensor, Tensor] = _tied_forward(
-        *tokens, ties.order.contiguous(), ties.end, ties.size
-    )
+    tensors = (x.contiguous() for x in (q, k, v, ties.order))
+    found: tuple[Tensor, Tensor] = _tied_forward(*tensors, ties.end, ties.size)
     return found
 
 

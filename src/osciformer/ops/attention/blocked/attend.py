@@ -2,39 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 
 from osciformer._types import Tensor
-from osciformer.ops.attention.blocked.operator import (
-    CoreInputs,
-    Layout,
-    SideInputs,
-    attend_strictly_before,
-    forward,
-)
-from osciformer.ops.attention.blocked.paths import (
-    BlockedPath,
-    PathSpans,
-    Setup,
-    blocked_path,
-    constant_spans,
-    query_at_rows,
-)
+from osciformer.ops.attention.blocked import operator, paths
+from osciformer.ops.attention.blocked.operator import CoreInputs, SideInputs
 from osciformer.ops.attention.blocked.timeline import CrossTimeline, SelfTimeline, Timeline
 from osciformer.ops.attention.drive import Drive, Role, detuning
 from osciformer.ops.attention.inputs import AttentionInputs, AttentionResult, Oscillators
-from osciformer.ops.attention.query import ConstantPath, LinearPath, QueryPath
+from osciformer.ops.attention.query import QueryPath, SinusoidPath
 from osciformer.ops.attention.ties import attend_tied, find_ties, merge
 
 
 def attend(inputs: AttentionInputs) -> AttentionResult:
     """Return output, logsumexp and (detached) weights of causal oscillator attention, exactly.
 
-    Closed forms are evaluated once per gap in float64; the quadratic part runs in the dtype of the
-    tokens (float32 for half-precision tokens, float64 if times need gradients or keys are
-    driven), in memory linear in N and M.
+    Closed forms are float64; the quadratic part runs in the dtype of the tokens (at least float32;
+    float64 if times need gradients or keys are driven), in memory linear in N and M.
     """
     path, mask, drive = inputs.path, inputs.mask, inputs.drive
     k, v = inputs.keys.start, inputs.values.start
@@ -47,70 +31,49 @@ def attend(inputs: AttentionInputs) -> AttentionResult:
     dtype = torch.float64 if needs_double else torch.float32
     rows, cols = inputs.query_times.double(), inputs.key_times.double()
     line = _timeline(inputs, rows, cols)
-    core = None
-    if line is None:
-        out = v.new_zeros(*rows.shape, *v.shape[2:], dtype=dtype)
-        lse = out.new_full(out.shape[:3], float("-inf"))
-    else:
-        setup = Setup(line, dtype, is_drift)
-        seen = blocked_path(expand_path(path, key_groups), setup, inputs.scale)
-        core = CoreInputs(
-            _key_side(seen, line, keys),
-            _value_side(setup, values, is_average=inputs.value == "average"),
-            line.gaps.to(dtype),
-            line.age.to(dtype),
-            line.present,
-            Layout(k.shape[2], line.levels.num_slots, line.levels.fan, is_drift),
-        )
-        by_position, lse = attend_strictly_before(core)
-        out = collapse(line.positions_to_rows(by_position.transpose(1, 2)), value_groups)
-        lse = line.positions_to_rows(lse.transpose(1, 2))
+    setup = paths.Setup(line, dtype, is_drift)
+    key_path = paths.blocked_path(expand_path(path, key_groups), setup, inputs.scale)
+    value_path = paths.Constant(setup, with_integral=inputs.value == "average")
+    sides = _side(key_path, line, keys), _side(value_path, line, values)
+    layout = operator.Layout(k.shape[2], line.levels.num_slots, line.levels.fan, is_drift)
+    core = CoreInputs(*sides, line.gaps.to(dtype), line.age.to(dtype), line.present, layout)
+    by_position, lse = operator.attend_strictly_before(core)
+    out = collapse(line.positions_to_rows(by_position.transpose(1, 2)), value_groups)
+    lse = line.positions_to_rows(lse.transpose(1, 2))
     ties = find_ties(rows, cols, mask)
-    own = (query_at_rows(path, rows, cols, ties) * inputs.scale).to(dtype)
+    own = (paths.query_at_rows(path, rows, cols, ties) * inputs.scale).to(dtype)
     if not inputs.strict:
         out, lse = merge(out, lse, *attend_tied(own, k.to(dtype), v.to(dtype), ties))
     weights = None
     if inputs.return_weights:
         with torch.no_grad():
-            logits = _logits(line, core, own, k.to(dtype))
+            # Logits of keys before each row come from a second run.
+            shape = (rows.shape[0], k.shape[2], line.gaps.shape[1], line.age.shape[1])
+            dense = own.new_full(shape, -torch.inf)
+            operator.forward(core, dense)
+            by_row = line.positions_to_rows(dense.transpose(1, 2))  # [B, M, H, K]
+            logits = line.places_to_keys(by_row, k.shape[1]).transpose(1, 2)
             if not inputs.strict:
-                is_tied = rows[:, None, :, None] == cols[:, None, None, :]
-                is_tied = is_tied if mask is None else is_tied & mask[:, None, None]
-                logits = torch.where(
-                    is_tied, torch.einsum("bmhc,bnhc->bhmn", own, k.to(dtype)), logits
-                )
+                is_tied = (rows[..., None] == cols[:, None]) & inputs.present[:, None]
+                tied = torch.einsum("bmhc,bnhc->bhmn", own, k.to(dtype))
+                logits = torch.where(is_tied[:, None], tied, logits)
             total = torch.where(lse == float("-inf"), 0.0, lse).transpose(1, 2)[..., None]
             weights = (logits - total).exp().to(v.dtype)
     return AttentionResult(out.to(v.dtype), lse.transpose(1, 2), weights)
 
 
-def _logits(line: Timeline | None, core: CoreInputs | None, own: Tensor, k: Tensor) -> Tensor:
-    """Return the logits ``[B, H, M, N]`` of keys before each row, from a second run; else -inf."""
-    if line is None or core is None:
-        shape = (own.shape[0], own.shape[2], own.shape[1], k.shape[1])
-        return own.new_full(shape, float("-inf"))
-    (batch, positions), places = core.span.shape, core.age.shape[1]
-    dense = own.new_full((batch, own.shape[2], positions, places), float("-inf"))
-    forward(core, dense)
-    by_row = line.positions_to_rows(dense.transpose(1, 2))  # [B, M, H, K]
-    return line.places_to_keys(by_row, k.shape[1]).transpose(1, 2)
-
-
-def _timeline(inputs: AttentionInputs, rows: Tensor, cols: Tensor) -> Timeline | None:
-    """Return the time line, or None if no row can see a key of an earlier time."""
+def _timeline(inputs: AttentionInputs, rows: Tensor, cols: Tensor) -> Timeline:
     is_same = is_self = inputs.query_times is inputs.key_times
     if not is_self and not torch.compiler.is_compiling() and rows.shape == cols.shape:
         is_self = torch.equal(rows, cols)
     if not is_self:
         return CrossTimeline(rows, cols, inputs.mask)
-    if rows.shape[1] < 2:
-        return None
     has_gradient = inputs.query_times.requires_grad or inputs.key_times.requires_grad
     # Two tensors of equal times keep their own gradients.
     return SelfTimeline(rows, cols if has_gradient and not is_same else rows, inputs.mask)
 
 
-def _aged(line: Timeline, tokens: Oscillators, spans: PathSpans) -> Tensor:
+def _aged(line: Timeline, tokens: Oscillators, spans: paths.PathSpans) -> Tensor:
     """Return states and integrals of the keys at their slots, from their own spans.
 
     The same as `gap.append_to_key` from a key that has just begun.
@@ -131,24 +94,15 @@ def _aged(line: Timeline, tokens: Oscillators, spans: PathSpans) -> Tensor:
     return moved
 
 
-def _key_side(seen: BlockedPath, line: Timeline, keys: Oscillators) -> SideInputs:
-    omega, zeta = keys.omega.double().flatten(), keys.zeta.double().flatten()
-    over = seen.spans(omega, zeta, of_keys=False)
-    own = over if line.age is line.gaps else seen.spans(omega, zeta, of_keys=True)
+def _side(path: paths.BlockedPath, line: Timeline, tokens: Oscillators) -> SideInputs:
+    spectrum = tokens.omega.double().flatten(), tokens.zeta.double().flatten()
+    over = path.spans(*spectrum, of_keys=False)
+    own = over if line.age is line.gaps else path.spans(*spectrum, of_keys=True)
     base = None
     if over.end is not None and over.step is not None:
         start = over.end[..., :1, :] - over.step[..., :1, :]
         base = torch.cat([start, over.end], dim=-2)  # positions 0 .. X
-    return SideInputs(over.matrix, _aged(line, keys, own), seen.amplitude, base, over.step)
-
-
-def _value_side(setup: Setup, values: Oscillators, *, is_average: bool) -> SideInputs:
-    line = setup.line
-    spectrum = values.omega.double().flatten(), values.zeta.double().flatten()
-    over = own = constant_spans(setup, line.gaps, *spectrum, with_integral=is_average)
-    if line.age is not line.gaps:
-        own = constant_spans(setup, line.age, *spectrum, with_integral=is_average)
-    return SideInputs(over.matrix, _aged(line, values, own))
+    return SideInputs(over.matrix, _aged(line, tokens, own), path.amplitude, base, over.step)
 
 
 def expand_channels(
@@ -180,14 +134,13 @@ def expand_channels(
         return tokens, 1
     start = tokens.start.double()
     speed = torch.zeros_like(start) if tokens.velocity is None else tokens.velocity.double()
-    starts, speeds, omegas, zetas = [start], [speed], [omega], [zeta]
+    # Start, frequency, damping and speed of each; the first is the free oscillation.
+    free, undamped = [start, speed], torch.zeros_like(zeta)
+    steady: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
     if tokens.equilibrium is not None:
         rest = tokens.equilibrium.double()
-        starts[0] = start - rest
-        starts.append(rest)
-        speeds.append(torch.zeros_like(rest))
-        omegas.append(torch.zeros_like(omega))
-        zetas.append(torch.zeros_like(zeta))
+        free[0] = start - rest
+        steady.append((rest, torch.zeros_like(omega), undamped, torch.zeros_like(rest)))
     if gains is not None:
         mode, cos, sin = (g.double() for g in gains)
         real, imag = detuning(mode[..., None], omega.double()[:, None], zeta.double()[:, None])
@@ -198,13 +151,12 @@ def expand_channels(
         for m in range(mode.shape[-1]):
             position = start * in_phase[:, m]
             rate = -start * quadrature[:, m] * mode[:, m, None]
-            starts[0], speeds[0] = starts[0] - position, speeds[0] - rate
-            starts.append(position)
-            speeds.append(rate)
-            omegas.append(mode[:, m, None].expand(omega.shape).to(omega.dtype))
-            zetas.append(torch.zeros_like(zeta))
-    free = Oscillators(*(torch.cat(x, dim=-1) for x in (starts, omegas, zetas, speeds)))
-    return free, len(starts)
+            free = [free[0] - position, free[1] - rate]
+            drive_omega = mode[:, m, None].expand(omega.shape).to(omega.dtype)
+            steady.append((position, drive_omega, undamped, rate))
+    parts = [(free[0], omega, zeta, free[1]), *steady]
+    joined = (torch.cat(tensors, dim=-1) for tensors in zip(*parts, strict=True))
+    return Oscillators(*joined), len(parts)
 
 
 def collapse(out: Tensor, groups: int) -> Tensor:
@@ -216,11 +168,5 @@ def expand_path(path: QueryPath, groups: int) -> QueryPath:
     """Return the path that asks every group of channels the same."""
     if groups == 1:
         return path
-
-    def repeated(x: Tensor) -> Tensor:
-        return torch.cat([x] * groups, dim=-1)
-
-    if isinstance(path, ConstantPath | LinearPath):
-        return replace(path, q=repeated(path.q))
-    constant = None if path.constant is None else repeated(path.constant)
-    return replace(path, constant=constant, cos=repeated(path.cos), sin=repeated(path.sin))
+    names = ("constant", "cos", "sin") if isinstance(path, SinusoidPath) else ("q",)
+    return path.map(lambda x: torch.cat([x] * groups, dim=-1), *names)

@@ -2,9 +2,8 @@
 
 `forward` climbs the levels once; rows meet keys at each. `backward` climbs again, keeping what each
 climb overwrites (half of the rows and keys a level), and descends with the adjoints; logits are
-recomputed tile by tile. Nothing here knows about oscillators, frequencies or queries: it is
-attention over any two-dimensional linear system whose spans compose (`gap.Spans`). Both passes are
-`torch.library` operators, opaque nodes for compile and export.
+recomputed tile by tile. It is attention over any two-dimensional linear system whose spans compose
+(`gap.Spans`). Both passes are `torch.library` operators, opaque nodes for compile and export.
 """
 
 from __future__ import annotations
@@ -13,26 +12,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from osciformer.ops.attention import gap
-from osciformer.ops.attention.blocked.tiles import (
-    Keys,
-    Rows,
-    RowTerms,
-    Tile,
-    Where,
-    add_joined,
-    add_tile_gradients,
-    brackets,
-    each,
-    inverse_gaps,
-    join,
-    keys_of,
-    logits,
-    rows_of,
-    tiles,
-    values,
-)
+from osciformer.ops.attention.blocked import tiles
+from osciformer.ops.attention.blocked.tiles import add_joined, join
 from osciformer.ops.attention.blocked.timeline import Group, Levels
 from osciformer.ops.attention.gap import Spans
 
@@ -72,11 +56,7 @@ class CoreInputs(NamedTuple):
 
 
 def attend_strictly_before(inputs: CoreInputs) -> tuple[Tensor, Tensor]:
-    """Return output ``[B, H, X, C]`` and logsumexp ``[B, H, X]`` of rows over the keys before them.
-
-    Differentiable in every tensor of `inputs` (in `span` and `age` if integrals are drifts);
-    memory is linear in X, forward and backward.
-    """
+    """Return what `forward` does, with gradients (of `span` and `age` if integrals are drifts)."""
     key, value, *rest, layout = inputs
     found: tuple[Tensor, Tensor] = _forward(*key, *value, *rest, *layout)
     return found
@@ -168,21 +148,15 @@ class Side:
     """
 
     def __init__(self, inputs: SideInputs, layout: Layout, *, is_shared: bool) -> None:
-        self.spans = Spans(inputs.matrix, inputs.step)
+        self.spans, self.base = Spans(inputs.matrix, inputs.step), inputs.base
         self.is_point = inputs.matrix.shape[0] == 2
         self.is_drift = layout.is_drift and not self.is_point
-        self.base = inputs.base
-        self.bias: Tensor | None = None  # [B, K, H]
-        if is_shared:
-            self.key = inputs.key[:2].clone()
-            self.bias = gap.to_heads(inputs.key[2], layout.num_heads)
-        else:
-            self.key = inputs.key.clone()
-        amplitude = inputs.amplitude
-        planes = 2 if amplitude is None else 2 + amplitude.shape[0]
-        self.row = inputs.matrix.new_zeros(planes, *inputs.matrix.shape[2:])
-        if amplitude is not None:
-            self.row[2:] = amplitude
+        self.key = inputs.key[: 2 if is_shared else None].clone()
+        # [B, K, H]
+        self.bias = gap.to_heads(inputs.key[2], layout.num_heads) if is_shared else None
+        self.row = inputs.matrix.new_zeros(2, *inputs.matrix.shape[2:])
+        if inputs.amplitude is not None:
+            self.row = torch.cat([self.row, inputs.amplitude])
 
     def query(self, group: Group) -> Tensor | float:
         """Return the query of each row at the reference time of its block."""
@@ -193,55 +167,32 @@ class Side:
     def first(self, group: Group, length: Tensor) -> Tensor:
         """Return the whole first component of the rows' integrals (or of their propagator)."""
         row = group.rows(self.row[0])
-        if self.is_point:
-            return 1.0 + row
         if not self.is_drift:
-            return row
+            return 1.0 + row if self.is_point else row
         query = self.query(group)
         return row + length * query if isinstance(query, float) else row.addcmul(length, query)
 
     def climb(self, group: Group, length: Tensor, age: Tensor) -> None:
         """Move rows back to the start and keys on to the end of their parents.
 
-        `length` ``[B, g, r, 1]`` is t_j - r before the move, `age` ``[B, g, k, 1]`` r - t_i after
-        it.
+        `length` ``[B, g, r, 1]`` is t_j - r before it, `age` ``[B, g, k, 1]`` r - t_i after it.
         """
         before = self.spans.take(group.spans_before_rows)
         gap.prepend_to_row(group.rows(self.row), self.first(group, length), before, length)
-        gap.append_to_key(
-            group.keys(self.key),
-            None if self.bias is None else group.keys(self.bias),
-            self.spans.take(group.spans_after_keys),
-            age if self.is_drift else None,
-            None if self.base is None else group.at_parent_end(self.base),
-        )
+        after = self.spans.take(group.spans_after_keys)
+        bias = None if self.bias is None else group.keys(self.bias)
+        base = None if self.base is None else group.at_parent_end(self.base)
+        gap.append_to_key(group.keys(self.key), bias, after, age if self.is_drift else None, base)
 
-    def overwritten(self, group: Group) -> list[Tensor]:
-        """Return views of what `climb` overwrites."""
-        views = [group.rows(self.row[:2]), group.keys(self.key)]
-        return views if self.bias is None else [*views, group.keys(self.bias)]
-
-    def merge_spans(self, size: int, lengths: Tensor) -> None:
-        """Replace the spans of level `size` by those of the next."""
-        lengths_of_drifts = lengths if self.is_drift else None
-        self.spans = gap.merge_spans(self.spans, lengths_of_drifts, self.between(size, lengths))
-
-    def between(self, size: int, lengths: Tensor) -> Tensor | None:
+    def between(self, size: int) -> Tensor | None:
         """Return the basis functions at which spans 2K and 2K + 1 of level `size` meet, or None."""
-        if self.base is None:
-            return None
-        return self.base.index_select(-2, _meeting_points(self.base, size, lengths.shape[-2] // 2))
+        base = self.base
+        return None if base is None else base.index_select(-2, self.meeting_points(base, size))
 
-
-def _meeting_points(base: Tensor, size: int, count: int) -> Tensor:
-    """Return the positions at which the first `count` pairs of spans of length `size` meet."""
-    points = size * (1 + 2 * torch.arange(count, device=base.device))
-    return points.clamp_(max=base.shape[-2] - 1)
-
-
-def _even(x: Tensor) -> Tensor:
-    """Append zeros along axis -2 if its length is odd."""
-    return torch.nn.functional.pad(x, (0, 0, 0, 1)) if x.shape[-2] % 2 else x
+    def meeting_points(self, base: Tensor, size: int) -> Tensor:
+        """Return the positions at which spans 2K and 2K + 1 of level `size` meet."""
+        pairs = torch.arange(self.spans.matrix.shape[-2] // 2, device=base.device)
+        return (size * (1 + 2 * pairs)).clamp_(max=base.shape[-2] - 1)
 
 
 class Sweep:
@@ -268,22 +219,26 @@ class Sweep:
             length.add_(self.lengths[..., group.spans_before_rows, :].unsqueeze(-2))
         self.even_out()
         for side in (self.key, self.value):
-            side.merge_spans(1 << level, self.lengths)
+            lengths = self.lengths if side.is_drift else None
+            side.spans = gap.merge_spans(side.spans, lengths, side.between(1 << level))
         self.lengths = self.lengths[..., 0::2, :] + self.lengths[..., 1::2, :]
 
     def even_out(self) -> None:
         """Append an empty span if the number of spans is odd."""
-        for side in (self.key, self.value):
-            step = None if side.spans.step is None else _even(side.spans.step)
-            side.spans = Spans(_even(side.spans.matrix), step)
-        self.lengths = _even(self.lengths)
+        if self.lengths.shape[-2] % 2:
+            for side in (self.key, self.value):
+                side.spans = side.spans.map(lambda x: pad(x, (0, 0, 0, 1)))
+            self.lengths = pad(self.lengths, (0, 0, 0, 1))
 
     def overwritten(self, group: Group) -> list[Tensor]:
         """Return views of what `climb` overwrites, but for the spans."""
-        sides = self.key.overwritten(group) + self.value.overwritten(group)
-        return [*sides, group.rows(self.length), group.keys(self.age)]
+        views = [group.rows(self.length), group.keys(self.age)]
+        for side in (self.key, self.value):
+            views += [group.rows(side.row[:2]), group.keys(side.key)]
+            views += [] if side.bias is None else [group.keys(side.bias)]
+        return views
 
-    def tile(self, group: Group) -> Tile:
+    def tile(self, group: Group) -> tiles.Tile:
         """Return what the rows and keys of `group` bring to their tiles."""
         key, heads = group.keys(self.key.key), self.num_heads
         query, bias, constant = None, None, None
@@ -297,15 +252,12 @@ class Sweep:
             whole = self.key.query(group)
             assert isinstance(whole, Tensor)
             query = join(whole.unsqueeze(0), heads)
-        rows = Rows(
-            join(group.rows(self.key.row), heads),
-            query,
-            group.rows(self.length).unsqueeze(1),
-            join(group.rows(self.value.row), heads),
-        )
+        left, right = (join(group.rows(side.row), heads) for side in (self.key, self.value))
+        rows = tiles.Rows(left, query, group.rows(self.length).unsqueeze(1), right)
         present = None if self.present is None else group.keys(self.present).unsqueeze(1)
         age, value = group.keys(self.age).unsqueeze(1), join(group.keys(self.value.key), heads)
-        return Tile(rows, Keys(join(key, heads), bias, constant, age, value, present))
+        keys = tiles.Keys(join(key, heads), bias, constant, age, value, present)
+        return tiles.Tile(rows, keys)
 
 
 def forward(inputs: CoreInputs, dense: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -324,10 +276,10 @@ def forward(inputs: CoreInputs, dense: Tensor | None = None) -> tuple[Tensor, Te
         for group in sweep.levels.groups(level):
             rows, keys = sweep.tile(group)
             sums = [group.rows(x) for x in (top, mass, out)]
-            for where in tiles(rows, keys):
-                r, k = rows_of(where, rows), keys_of(where, keys)
-                inverse, bias = inverse_gaps(r, k)
-                score = logits(r, k, brackets(r, k).mul_(inverse), bias)
+            for where in tiles.cut(rows, keys):
+                r, k = tiles.tile_of(where, rows, keys)
+                inverse, bias = tiles.inverse_gaps(r, k)
+                score = tiles.logits(r, k, tiles.brackets(r, k).mul_(inverse), bias)
                 if dense is not None:
                     _record(dense, group, where, score)
                 old_top, old_mass, old_out = (x[:, :, where[0], where[1]] for x in sums)
@@ -336,7 +288,8 @@ def forward(inputs: CoreInputs, dense: Tensor | None = None) -> tuple[Tensor, Te
                 weight = score.sub_(shift).exp_()
                 keep = (old_top - shift).exp_()
                 old_mass.mul_(keep).add_(weight.sum(-1, keepdim=True))
-                old_out.mul_(keep).add_(values(r, k, weight, inverse, is_drift=sweep.is_drift))
+                more = tiles.values(r, k, weight, inverse, is_drift=sweep.is_drift)
+                old_out.mul_(keep).add_(more)
                 old_top.copy_(new_top)
         if level + 1 < sweep.levels.num_levels:
             sweep.climb(level)
@@ -344,7 +297,7 @@ def forward(inputs: CoreInputs, dense: Tensor | None = None) -> tuple[Tensor, Te
     return out.div_(mass.masked_fill(mass == 0, 1.0)), lse
 
 
-def _record(dense: Tensor, group: Group, where: Where, score: Tensor) -> None:
+def _record(dense: Tensor, group: Group, where: tiles.Where, score: Tensor) -> None:
     """Write the logits of a tile to their places."""
     rows = range(group.row_length)[where[1]]
     keys = range(group.size * group.fan)[where[2]]
@@ -354,13 +307,8 @@ def _record(dense: Tensor, group: Group, where: Where, score: Tensor) -> None:
         dense[:, :, row : row + len(rows), key : key + len(keys)] = score[:, :, index]
 
 
-class Gradients(NamedTuple):
-    """Gradients of both channel sets, of `span` and of `age` (None unless drifts)."""
-
-    key: SideInputs
-    value: SideInputs
-    span: Tensor | None
-    age: Tensor | None
+# Gradients of both channel sets, of `span` and of `age` (None unless drifts).
+Gradients = tuple[SideInputs, SideInputs, Tensor | None, Tensor | None]
 
 
 def backward(
@@ -369,27 +317,25 @@ def backward(
     """Pull the gradients of `out` and `lse`, which `forward` returned, back to its inputs."""
     sweep = Sweep(inputs)
     levels = sweep.levels
-    history: list[tuple[Spans, Spans, Tensor]] = []
-    stash: list[list[list[Tensor]]] = []
+    history = []
     for level in range(levels.num_levels - 1):
-        groups = levels.groups(level)
-        stash.append([[x.clone() for x in sweep.overwritten(group)] for group in groups])
-        history.append((sweep.key.spans, sweep.value.spans, sweep.lengths))
+        copies = [[x.clone() for x in sweep.overwritten(g)] for g in levels.groups(level)]
+        history.append((copies, sweep.key.spans, sweep.value.spans, sweep.lengths))
         sweep.climb(level)
 
-    is_empty = (lse == float("-inf")).unsqueeze(-1)
+    is_empty = (lse == -torch.inf).unsqueeze(-1)
     shift = lse.unsqueeze(-1).masked_fill(is_empty, 0.0)
     excess = (grad_out * out).sum(-1, keepdim=True) - grad_lse.unsqueeze(-1)
-    terms = RowTerms(shift, grad_out, excess.masked_fill_(is_empty, 0.0))
+    terms = tiles.RowTerms(shift, grad_out, excess.masked_fill_(is_empty, 0.0))
 
     grads = _SweepGradients(sweep)
     for level in range(levels.num_levels - 1, -1, -1):
         for group in levels.groups(level):
             grads.meet(group, terms)
         if level > 0:
-            sweep.key.spans, sweep.value.spans, sweep.lengths = history.pop()
+            copies, sweep.key.spans, sweep.value.spans, sweep.lengths = history.pop()
             sweep.even_out()
-            grads.descend(1 << (level - 1), levels.groups(level - 1), stash.pop())
+            grads.descend(1 << (level - 1), levels.groups(level - 1), copies)
     return grads.collect(inputs.span.shape[-1])
 
 
@@ -401,79 +347,54 @@ class _SideGradients:
         self.row, self.key = torch.zeros_like(side.row), torch.zeros_like(side.key)
         self.bias = None if side.bias is None else torch.zeros_like(side.bias)
         self.base = None if side.base is None else torch.zeros_like(side.base)
-        self.spans = side.spans.zeros_like()
+        self.spans = side.spans.map(torch.zeros_like)
 
     def add_query(self, group: Group, grad: Tensor) -> None:
         """Add the gradient ``[B, g, r, D]`` of the query of each row at the reference time."""
-        amplitude = group.rows(self.side.row)[2:]
-        grad_amplitude = group.rows(self.row)[2:]
+        amplitude, grad_amplitude = group.rows(self.side.row)[2:], group.rows(self.row)[2:]
+        has_amplitude = amplitude.shape[0] > 0
         if self.side.base is None or self.base is None:
-            if amplitude.shape[0]:
+            if has_amplitude:
                 grad_amplitude[0].add_(grad)
             return
         base, grad_base = group.at_rows(self.side.base), group.at_rows(self.base)
-        for f in range(base.shape[0]):
-            if amplitude.shape[0]:
-                gap.accumulate(grad_base[f], grad * amplitude[f])
-                grad_amplitude[f].addcmul_(grad, base[f])
-            else:
-                gap.accumulate(grad_base[f], grad)
+        gap.accumulate(grad_base, grad * amplitude if has_amplitude else grad.unsqueeze(0))
+        if has_amplitude:
+            grad_amplitude.addcmul_(grad, base)
 
-    def descend(
-        self,
-        group: Group,
-        length: tuple[Tensor, Tensor | None],
-        age: tuple[Tensor, Tensor | None],
-    ) -> None:
+    def descend(self, group: Group, length: gap.Pair, age: gap.Pair) -> None:
         """Pull gradients back through `Side.climb`; the side holds what it held before it.
 
-        `length` before the climb and `age` after it come as pairs of value and gradient, which is
-        added to.
+        `length` is that before the climb, `age` that after it.
         """
         side = self.side
-        before, after = group.spans_before_rows, group.spans_after_keys
-        grad_row = group.rows(self.row)
-        grad_first = gap.prepend_to_row_adjoint(
-            grad_row,
-            group.rows(side.row),
-            side.first(group, length[0]),
-            side.spans.take(before),
-            self.spans.take(before),
-            *length,
-        )
-        grad_row[0].add_(grad_first)
+        indices = group.spans_before_rows, group.spans_after_keys
+        before, after = ((side.spans.take(i), self.spans.take(i)) for i in indices)
+        row = group.rows(side.row), group.rows(self.row)
+        first = side.first(group, length[0])
+        grad_first = gap.prepend_to_row_adjoint(row, first, before, length)
+        row[1][0].add_(grad_first)
         if side.is_drift:
-            if length[1] is not None:
-                gap.accumulate(length[1], grad_first * side.query(group))
+            gap.accumulate(length[1], grad_first * side.query(group))
             self.add_query(group, grad_first.mul_(length[0]))
         base = None
         if side.base is not None and self.base is not None:
             base = group.at_parent_end(side.base), group.at_parent_end(self.base)
-        gap.append_to_key_adjoint(
-            group.keys(self.key),
-            None if self.bias is None else group.keys(self.bias),
-            group.keys(side.key),
-            side.spans.take(after),
-            self.spans.take(after),
-            age if side.is_drift else None,
-            base,
-        )
+        key = group.keys(side.key), group.keys(self.key)
+        grad_bias = None if self.bias is None else group.keys(self.bias)
+        gap.append_to_key_adjoint(key, grad_bias, after, age if side.is_drift else None, base)
 
-    def split_spans(self, size: int, lengths: Tensor, grad_lengths: Tensor | None) -> None:
+    def split_spans(self, size: int, lengths: gap.Pair) -> None:
         """Pull the gradients of the next level's spans back to those of level `size`."""
         side = self.side
-        count = lengths.shape[-2] // 2  # an empty span may have been appended above
-        merged, self.spans = self.spans.first(count), side.spans.zeros_like()
-        grad_between = gap.merge_spans_adjoint(
-            merged,
-            side.spans,
-            lengths if side.is_drift else None,
-            side.between(size, lengths),
-            self.spans,
-            grad_lengths,
-        )
+        # An empty span may have been appended above.
+        merged = self.spans.first(side.spans.matrix.shape[-2] // 2)
+        self.spans = side.spans.map(torch.zeros_like)
+        spans = side.spans, self.spans
+        given = lengths if side.is_drift else None
+        grad_between = gap.merge_spans_adjoint(merged, spans, given, side.between(size))
         if grad_between is not None and self.base is not None:
-            self.base.index_add_(-2, _meeting_points(self.base, size, count), grad_between)
+            self.base.index_add_(-2, side.meeting_points(self.base, size), grad_between)
 
     def collect(self, num_spans: int) -> SideInputs:
         """Return the gradients in the shapes of the inputs, at the lowest level."""
@@ -494,18 +415,18 @@ class _SweepGradients:
         self.age = torch.zeros_like(sweep.age)
         self.lengths = torch.zeros_like(sweep.lengths)
 
-    def meet(self, group: Group, terms: RowTerms) -> None:
+    def meet(self, group: Group, terms: tiles.RowTerms) -> None:
         """Add the gradients of the tiles of `group`."""
         sweep = self.sweep
         rows, keys = sweep.tile(group)
-        to_rows, to_keys = each(torch.zeros_like, rows), each(torch.zeros_like, keys)
+        to_rows, to_keys = tiles.each(torch.zeros_like, rows), tiles.each(torch.zeros_like, keys)
         to_rows = to_rows._replace(length=group.rows(self.length).unsqueeze(1))
         to_keys = to_keys._replace(age=group.keys(self.age).unsqueeze(1))
-        terms = each(group.rows, terms)
-        for where in tiles(rows, keys):
-            part = Tile(rows_of(where, rows), keys_of(where, keys))
-            target = Tile(rows_of(where, to_rows), keys_of(where, to_keys))
-            add_tile_gradients(part, rows_of(where, terms), target, is_drift=sweep.is_drift)
+        terms = tiles.each(group.rows, terms)
+        for where in tiles.cut(rows, keys):
+            part, target = tiles.tile_of(where, rows, keys), tiles.tile_of(where, to_rows, to_keys)
+            row_terms = tiles.rows_of(where, terms)
+            tiles.add_tile_gradients(part, row_terms, target, is_drift=sweep.is_drift)
         add_joined(group.rows(self.key.row), to_rows.left)
         add_joined(group.rows(self.value.row), to_rows.value)
         add_joined(group.keys(self.key.key), to_keys.right)
@@ -531,28 +452,21 @@ class _SweepGradients:
         pairs = sweep.lengths.shape[-2] // 2
         self.lengths = self.lengths[..., :pairs, :].repeat_interleave(2, dim=-2)
         for side in (self.key, self.value):
-            side.split_spans(size, sweep.lengths, self.lengths if sweep.is_drift else None)
+            side.split_spans(size, (sweep.lengths, self.lengths))
         for group, copies in zip(groups, saved, strict=True):
             age_after = group.keys(sweep.age).clone()
             for view, copy in zip(sweep.overwritten(group), copies, strict=True):
                 view.copy_(copy)
-            length = group.rows(sweep.length)
-            row_part, key_part = group.rows(self.length), group.keys(self.age)
+            length, age = group.rows(self.length), group.keys(self.age)
             # A row's length after the climb is length + span: its gradient passes to both.
-            if sweep.is_drift:
-                self.lengths[..., group.spans_before_rows, :].add_(row_part.sum(-2))
+            self.lengths[..., group.spans_before_rows, :].add_(length.sum(-2))
             for side in (self.key, self.value):
-                side.descend(
-                    group,
-                    (length, row_part if sweep.is_drift else None),
-                    (age_after, key_part if sweep.is_drift else None),
-                )
-            if sweep.is_drift:
-                self.lengths[..., group.spans_after_keys, :].add_(key_part.sum(-2))
+                side.descend(group, (group.rows(sweep.length), length), (age_after, age))
+            self.lengths[..., group.spans_after_keys, :].add_(age.sum(-2))
 
     def collect(self, num_spans: int) -> Gradients:
         """Return the gradients in the shapes of the inputs."""
         key, value = self.key.collect(num_spans), self.value.collect(num_spans)
         if not self.sweep.is_drift:
-            return Gradients(key, value, None, None)
-        return Gradients(key, value, self.lengths[:, :num_spans, 0], self.age[..., 0])
+            return key, value, None, None
+        return key, value, self.lengths[:, :num_spans, 0], self.age[..., 0]

@@ -6,14 +6,14 @@ and evaluated again in the backward pass.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from osciformer.math.oscillator import SERIES_RADIUS, fastest_rate, moments
-from osciformer.ops.attention.blocked.sinusoids import basis_steps, is_short, sinusoid_integral
+from osciformer.ops.attention.blocked import sinusoids
 from osciformer.ops.attention.blocked.timeline import Timeline
 from osciformer.ops.attention.gap import constant_integral, linear_integral, propagator_change
 from osciformer.ops.attention.query import ConstantPath, LinearPath, QueryPath, SinusoidPath
@@ -44,37 +44,25 @@ class PathSpans(NamedTuple):
     step: Tensor | None = None  # [F, B, X, 1|D], for drifts: its change over the span
 
 
-def _chunk(width: int, device: torch.device) -> int:
-    """Return how many positions of `width` elements to evaluate at once."""
-    is_cpu = device.type == "cpu"
-    budget = _CHUNK_ELEMENTS * torch.get_num_threads() if is_cpu else _DEVICE_CHUNK_ELEMENTS
-    return max(1, budget // max(1, width))
+_Function = Callable[..., list[Tensor]]
 
 
 class _Recompute(torch.autograd.Function):
     @staticmethod
     def forward(  # type: ignore[override]
-        ctx: Any,
-        function: Callable[..., list[Tensor]],
-        chunk: int,
-        sliced: int,
-        dtype: torch.dtype,
-        *inputs: Tensor,
+        ctx: Any, function: _Function, chunk: int, sliced: int, dtype: torch.dtype, *inputs: Tensor
     ) -> Tensor:
         ctx.function, ctx.chunk, ctx.sliced = function, chunk, sliced
         ctx.save_for_backward(*inputs)
-        length = inputs[0].shape[-2]
-        output: Tensor | None = None
-        for start in range(0, length, chunk):
-            size = min(chunk, length - start)
-            planes = function(*_cut(inputs, sliced, start, size))
-            if output is None:
-                shape = list(torch.broadcast_shapes(*(p.shape for p in planes)))
-                shape[-2] = length
-                output = planes[0].new_empty(len(planes), *shape, dtype=dtype)
+        output = inputs[0]
+        for start, size, parts in _chunks(inputs, sliced, chunk):
+            planes = function(*parts)
+            if start == 0:
+                *axes, _, width = torch.broadcast_shapes(*(p.shape for p in planes))
+                shape = (len(planes), *axes, inputs[0].shape[-2], width)
+                output = planes[0].new_empty(shape, dtype=dtype)
             for target, plane in zip(output, planes, strict=True):
                 target.narrow(-2, start, size).copy_(plane)
-        assert output is not None
         return output
 
     @staticmethod
@@ -83,25 +71,17 @@ class _Recompute(torch.autograd.Function):
         inputs = ctx.saved_tensors
         needed = [i for i, want in enumerate(ctx.needs_input_grad[4:]) if want]
         sums = {i: torch.zeros_like(inputs[i]) for i in needed}
-        length = inputs[0].shape[-2]
-        for start in range(0, length, ctx.chunk):
-            size = min(ctx.chunk, length - start)
-            parts = [p.detach() for p in _cut(inputs, ctx.sliced, start, size)]
-            for i in needed:
-                parts[i].requires_grad_()
+        for start, size, cut in _chunks(inputs, ctx.sliced, ctx.chunk):
+            parts = [p.detach().requires_grad_(i in sums) for i, p in enumerate(cut)]
             with torch.enable_grad():
                 planes = ctx.function(*parts)
-            pairs = [
-                (plane, grad.narrow(-2, start, size).to(plane.dtype).expand_as(plane))
-                for plane, grad in zip(planes, grads, strict=True)
-                if plane.requires_grad
-            ]
-            found = torch.autograd.grad(
-                [plane for plane, _ in pairs],
-                [parts[i] for i in needed],
-                [grad for _, grad in pairs],
-                allow_unused=True,
-            )
+            outputs, along = [], []
+            for plane, grad in zip(planes, grads.narrow(-2, start, size), strict=True):
+                if plane.requires_grad:
+                    outputs.append(plane)
+                    along.append(grad.to(plane.dtype).expand_as(plane))
+            wanted = [parts[i] for i in needed]
+            found = torch.autograd.grad(outputs, wanted, along, allow_unused=True)
             for i, grad in zip(needed, found, strict=True):
                 if grad is not None:
                     target = sums[i].narrow(-2, start, size) if i < ctx.sliced else sums[i]
@@ -109,16 +89,18 @@ class _Recompute(torch.autograd.Function):
         return (None, None, None, None, *(sums.get(i) for i in range(len(inputs))))
 
 
-def _cut(inputs: tuple[Tensor, ...], sliced: int, start: int, size: int) -> list[Tensor]:
-    return [x.narrow(-2, start, size) if i < sliced else x for i, x in enumerate(inputs)]
+def _chunks(
+    inputs: tuple[Tensor, ...], sliced: int, chunk: int
+) -> Iterator[tuple[int, int, list[Tensor]]]:
+    """Yield start, size and the inputs of each chunk; the first `sliced` inputs are cut."""
+    length = inputs[0].shape[-2]
+    for start in range(0, length, chunk):
+        size = min(chunk, length - start)
+        yield start, size, [x.narrow(-2, start, size) for x in inputs[:sliced]] + [*inputs[sliced:]]
 
 
 def _recomputed(
-    function: Callable[..., list[Tensor]],
-    along: list[Tensor],
-    whole: list[Tensor],
-    width: int,
-    dtype: torch.dtype,
+    function: _Function, along: list[Tensor], whole: list[Tensor], width: int, dtype: torch.dtype
 ) -> Tensor:
     """Return the planes of `function(*along, *whole)`, stacked along a leading axis and cast.
 
@@ -128,7 +110,9 @@ def _recomputed(
     if torch.compiler.is_compiling():
         planes = torch.broadcast_tensors(*function(*along, *whole))
         return torch.stack([p.to(dtype) for p in planes])
-    chunk = _chunk(width, along[0].device)
+    is_cpu = along[0].device.type == "cpu"
+    budget = _CHUNK_ELEMENTS * torch.get_num_threads() if is_cpu else _DEVICE_CHUNK_ELEMENTS
+    chunk = max(1, budget // max(1, width))
     result: Tensor = _Recompute.apply(function, chunk, len(along), dtype, *along, *whole)
     return result
 
@@ -136,9 +120,8 @@ def _recomputed(
 def distinct_gaps(gap: Tensor) -> tuple[Tensor, Tensor | None]:
     """Return gaps that occur, ``[1, U, 1]``, and the place of each in them, ``[B X]``, if few do.
 
-    Observations by the minute, or at even steps with some missing, have few different gaps among
-    many, and closed forms are most of the work for short series. Otherwise, and if the search
-    costs more than it saves, the gaps ``[B, X, 1]`` come back as they are, with None.
+    Observations at even steps with some missing have few different gaps, and closed forms are most
+    of the work for short series. Otherwise the gaps ``[B, X, 1]`` come back as they are, with None.
     """
     if torch.compiler.is_compiling() or gap.device.type != "cpu" or gap.requires_grad:
         return gap, None
@@ -166,43 +149,35 @@ def _for_moments(
     return gap, omega, zeta
 
 
-def constant_spans(
-    setup: Setup, gap: Tensor, omega: Tensor, zeta: Tensor, *, with_integral: bool = True
-) -> PathSpans:
-    """Return the spans of a constant query over gaps ``[B, X]``; averaged values are a query of 1.
+class Constant:
+    """A constant query; averaged values are a query of 1, and point values need no integral."""
 
-    Point values need no integral. `omega` and `zeta` are ``[D]`` float64.
-    """
-    dtype, is_drift = setup.dtype, setup.is_drift
-
-    def function(gap: Tensor, omega: Tensor, zeta: Tensor) -> list[Tensor]:
-        m = moments(gap, omega, zeta)
-        planes = propagator_change(m, omega, zeta)
-        if with_integral:
-            planes += constant_integral(m, gap, omega, is_drift=is_drift)
-        return planes
-
-    shape, place = gap.shape, None
-    gap = gap.unsqueeze(-1)
-    if dtype == torch.float32:
-        gap, place = distinct_gaps(gap)
-    gap, omega, zeta = _for_moments(gap, omega, zeta, dtype)
-    width = gap.shape[0] * omega.shape[0]
-    planes = _recomputed(function, [gap], [omega, zeta], width, dtype)
-    if place is not None:
-        planes = planes[:, 0].index_select(1, place).unflatten(1, shape)
-    return PathSpans(planes.unflatten(0, (-1, 2)), is_drift)
-
-
-class _Constant:
-    def __init__(self, path: ConstantPath, setup: Setup, scale: float) -> None:
-        self.setup = setup
-        tokens = setup.line.rows_to_positions(path.q.flatten(-2))
-        self.amplitude: Tensor | None = (tokens.to(setup.dtype) * scale).unsqueeze(0)
+    def __init__(
+        self, setup: Setup, amplitude: Tensor | None = None, *, with_integral: bool = True
+    ) -> None:
+        self.setup, self.amplitude, self.with_integral = setup, amplitude, with_integral
 
     def spans(self, omega: Tensor, zeta: Tensor, *, of_keys: bool) -> PathSpans:
-        line = self.setup.line
-        return constant_spans(self.setup, line.age if of_keys else line.gaps, omega, zeta)
+        """Return the spans between slots, or from each key to its slot, of channels ``[D]``."""
+        line, dtype, is_drift = self.setup
+        gap, place = (line.age if of_keys else line.gaps).unsqueeze(-1), None
+        shape = gap.shape[:2]
+
+        def function(gap: Tensor, omega: Tensor, zeta: Tensor) -> list[Tensor]:
+            m = moments(gap, omega, zeta)
+            planes = propagator_change(m, omega, zeta)
+            if self.with_integral:
+                planes += constant_integral(m, gap, omega, is_drift=is_drift)
+            return planes
+
+        if dtype == torch.float32:
+            gap, place = distinct_gaps(gap)
+        gap, omega, zeta = _for_moments(gap, omega, zeta, dtype)
+        width = gap.shape[0] * omega.shape[0]
+        planes = _recomputed(function, [gap], [omega, zeta], width, dtype)
+        if place is not None:
+            planes = planes[:, 0].index_select(1, place).unflatten(1, shape)
+        return PathSpans(planes.unflatten(0, (-1, 2)), is_drift)
 
 
 class _Linear:
@@ -232,9 +207,8 @@ class _Linear:
         begin, end = begin.flatten(-2), end.flatten(-2)
         step = end - begin
 
-        def function(
-            gap: Tensor, begin: Tensor, step: Tensor, omega: Tensor, zeta: Tensor
-        ) -> list[Tensor]:
+        def function(*tensors: Tensor) -> list[Tensor]:
+            gap, begin, step, omega, zeta = tensors
             m = moments(gap, omega, zeta)
             integral = linear_integral(m, gap, omega, begin, step, is_drift=is_drift)
             return propagator_change(m, omega, zeta) + integral
@@ -243,10 +217,8 @@ class _Linear:
         begin, change = begin.to(gap.dtype), step.to(gap.dtype)
         width = gap.shape[0] * omega.shape[0]
         planes = _recomputed(function, [gap, begin, change], [omega, zeta], width, dtype)
-        matrix = planes.unflatten(0, (3, 2))
-        if not is_drift:
-            return PathSpans(matrix, False)
-        return PathSpans(matrix, True, end.to(dtype)[None], step.to(dtype)[None])
+        bases = (end.to(dtype)[None], step.to(dtype)[None]) if is_drift else ()
+        return PathSpans(planes.unflatten(0, (3, 2)), is_drift, *bases)
 
 
 class _Sinusoid:
@@ -262,19 +234,17 @@ class _Sinusoid:
         if path.is_shared:
             self.origin = origin.unsqueeze(-1)
             # [B, 1, H, J, C] -> [B, J, F = 1, D]
-            self.cos, self.sin = (
-                x[:, 0].transpose(1, 2).flatten(-2)[:, :, None] for x in (cos, sin)
-            )
+            cos, sin = (x[:, 0].transpose(1, 2).flatten(-2)[:, :, None] for x in (cos, sin))
+            self.cos, self.sin = cos, sin
             self.constant = None if constant is None else constant[:, 0].flatten(-2)[:, None, None]
             return
         first = line.starts[:, :1].detach()
         self.origin = first.unsqueeze(-1)
         angle = ((origin - first).unsqueeze(-1) * self.bank)[:, :, None, :, None]
-        pairs = (
-            cos * angle.cos() - sin * angle.sin(),
-            cos * angle.sin() + sin * angle.cos(),
-        )
-        planes = torch.stack(pairs, dim=4).flatten(3, 4)  # [B, M, H, 2J, C]: cos, sin, cos, ...
+        c, s = angle.cos(), angle.sin()
+        planes = torch.stack((cos * c - sin * s, cos * s + sin * c), dim=4).flatten(
+            3, 4
+        )  # [B, M, H, 2J, C]: cos, sin, cos, ...
         if constant is not None:
             still = constant.expand(*planes.shape[:3], -1).unsqueeze(3)
             planes = torch.cat([planes, still], dim=3)
@@ -283,13 +253,9 @@ class _Sinusoid:
         # Coefficients of cos and sin of each mode, two by two, and of a last function 1.
         num_modes, num_planes = self.bank.shape[0], planes.shape[3]
         one_hot = torch.eye(num_planes, dtype=self.bank.dtype, device=self.bank.device)
-        shape = (1, num_modes, num_planes, self.amplitude.shape[-1])
-        self.cos, self.sin = (
-            one_hot[first : 2 * num_modes : 2, :, None].expand(shape) for first in (0, 1)
-        )
-        self.constant = None
-        if constant is not None:
-            self.constant = one_hot[-1, :, None].expand(1, 1, *shape[2:])
+        one_hot = one_hot[:, :, None].expand(-1, -1, self.amplitude.shape[-1])[None]
+        self.cos, self.sin = one_hot[:, 0 : 2 * num_modes : 2], one_hot[:, 1 : 2 * num_modes : 2]
+        self.constant = None if constant is None else one_hot[:, -1:]
 
     def spans(self, omega: Tensor, zeta: Tensor, *, of_keys: bool) -> PathSpans:
         line, dtype, is_drift = self.setup
@@ -298,19 +264,19 @@ class _Sinusoid:
         work = torch.float64
         if dtype == torch.float32 and not torch.compiler.is_compiling():
             # As in `_for_moments`: if nothing turns far within a gap, all is series.
-            work = torch.float32 if is_short(gap, self.bank, omega, zeta) else work
+            work = torch.float32 if sinusoids.is_short(gap, self.bank, omega, zeta) else work
         omega, zeta = omega.to(work), zeta.to(work)
         fixed = [self.cos.to(work), self.sin.to(work), self.bank, omega, zeta]
         fixed += [] if self.constant is None else [self.constant.to(work)]
 
         def function(start: Tensor, gap: Tensor, *fixed: Tensor) -> list[Tensor]:
-            cos, sin, bank, omega, zeta, *rest = fixed
+            modes = sinusoids.Modes(*fixed[:5])
+            omega, zeta = modes.omega, modes.zeta
             length = gap.to(omega.dtype)
             m = moments(length, omega, zeta)
-            first, second = sinusoid_integral(
-                start, gap, cos, sin, bank, omega, zeta, m, is_drift=is_drift
-            )
-            for constant in rest:
+            pair = sinusoids.sinusoid_integral(start, gap, modes, m, is_drift=is_drift)
+            first, second = pair
+            for constant in fixed[5:]:
                 still = constant_integral(m, length, omega, is_drift=is_drift)
                 first = first + constant * still[0].unsqueeze(-2)
                 second = second + constant * still[1].unsqueeze(-2)
@@ -323,10 +289,9 @@ class _Sinusoid:
         if not is_drift:
             return PathSpans(matrix, False)
         angle = (start + gap) * self.bank
-        ends, steps = (angle.cos(), angle.sin()), basis_steps(start, gap, self.bank)
-        if self.amplitude is None:
-            return PathSpans(matrix, True, self._along(ends, 1.0), self._along(steps, 0.0))
-        return PathSpans(matrix, True, self._bases(ends, 1.0), self._bases(steps, 0.0))
+        ends, steps = (angle.cos(), angle.sin()), sinusoids.basis_steps(start, gap, self.bank)
+        read = self._along if self.amplitude is None else self._bases
+        return PathSpans(matrix, True, read(ends, 1.0), read(steps, 0.0))
 
     def _along(self, basis: tuple[Tensor, Tensor], share_of_constant: float) -> Tensor:
         """Return the shared path (or its steps), ``[1, B, X, D]``."""
@@ -343,7 +308,7 @@ class _Sinusoid:
         return planes.movedim(-1, 0).unsqueeze(-1).to(self.setup.dtype)
 
 
-BlockedPath = _Constant | _Linear | _Sinusoid
+BlockedPath = Constant | _Linear | _Sinusoid
 
 
 def blocked_path(path: QueryPath, setup: Setup, scale: float) -> BlockedPath:
@@ -353,7 +318,8 @@ def blocked_path(path: QueryPath, setup: Setup, scale: float) -> BlockedPath:
     path; its method `spans` returns the spans between slots, or from each key to its slot.
     """
     if isinstance(path, ConstantPath):
-        return _Constant(path, setup, scale)
+        tokens = setup.line.rows_to_positions(path.q.flatten(-2))
+        return Constant(setup, (tokens.to(setup.dtype) * scale).unsqueeze(0))
     if isinstance(path, LinearPath):
         return _Linear(path, setup, scale)
     return _Sinusoid(path, setup, scale)

@@ -52,24 +52,14 @@ def basis_steps(start: Tensor, gap: Tensor, bank: Tensor) -> _Pair:
 
 
 def sinusoid_integral(
-    start: Tensor,
-    gap: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    bank: Tensor,
-    omega: Tensor,
-    zeta: Tensor,
-    m: Moments,
-    *,
-    is_drift: bool,
+    start: Tensor, gap: Tensor, modes: Modes, m: Moments, *, is_drift: bool
 ) -> _Pair:
     """Return both components of the integral over gaps ``[B, X, 1]``, ``[B, X, F, D]``.
 
-    F functions have coefficients `cos` and `sin` ``[B, J, F, D]`` (B may be 1) of the modes `bank`
-    ``[J]``. Phases are always float64; the rest is in the dtype of `omega` and `zeta` ``[D]``,
-    float32 only if `is_short`. `m` are the moments of the gaps.
+    Phases are always float64; the rest is in the dtype of the spectra of `modes`, float32 only if
+    `is_short`. `m` are the moments of the gaps.
     """
-    modes = _Modes(cos, sin, bank, omega, zeta)
+    cos, sin, bank, omega, zeta = modes
     theta, half = start * bank, 0.5 * gap * bank
     lag = _sinc_minus_one(half)
     quarter = 2.0 * (0.5 * half).sin()
@@ -81,8 +71,8 @@ def sinusoid_integral(
     if not is_drift:
         whole = (area_basis[0] + gap * theta.cos(), area_basis[1] + gap * theta.sin())
     area = _combine(whole, cos, sin)
-    can_look = not torch.compiler.is_compiling()
-    if can_look and is_short(gap, bank, omega, zeta):
+    can_read = not torch.compiler.is_compiling()
+    if can_read and is_short(gap, bank, omega, zeta):
         second, first = modes.series(theta, gap)
         return area + first, second
     reach = (fastest_rate(omega, zeta) * gap).detach()
@@ -92,7 +82,7 @@ def sinusoid_integral(
     resolvent = _Resolvent(modes)
     second_far, first_far = resolvent.integrals(theta, gap, area_basis, slow, m)
     second, first = resolvent.integrals(theta, gap, area_basis, 1.0 - slow, m)
-    if can_look and not (bool(slow_mode.any()) and bool(slow_channel.any())):
+    if can_read and not (bool(slow_mode.any()) and bool(slow_channel.any())):
         return area + first + first_far, second + second_far
     # Channels that turn fast within the gap are left out below; a free particle keeps them finite.
     safe_omega = torch.where(reach < SERIES_RADIUS, omega, 0.0)
@@ -109,14 +99,14 @@ def is_short(gap: Tensor, bank: Tensor, omega: Tensor, zeta: Tensor) -> bool:
     return bool(rate * gap.detach().max() < SERIES_RADIUS)
 
 
-class _Modes(NamedTuple):
-    """Coefficients ``[B, J, F, D]`` of the modes of a bank, and the spectra of the channels."""
+class Modes(NamedTuple):
+    """F functions as sums over the modes of a bank, and the spectra of the channels."""
 
-    cos: Tensor
-    sin: Tensor
-    bank: Tensor
-    omega: Tensor
-    zeta: Tensor
+    cos: Tensor  # [B, J, F, D], B may be 1
+    sin: Tensor  # [B, J, F, D]
+    bank: Tensor  # [J]
+    omega: Tensor  # [D]
+    zeta: Tensor  # [D]
 
     def series(self, theta: Tensor, gap: Tensor, part: Tensor | None = None) -> _Pair:
         """Return the integrals of q g12 and of q (g11 - 1) by repeated integration by parts.
@@ -155,7 +145,7 @@ class _Modes(NamedTuple):
 class _Resolvent:
     """Coefficients of the modes, multiplied by the transfer function of each channel."""
 
-    def __init__(self, modes: _Modes) -> None:
+    def __init__(self, modes: Modes) -> None:
         self.cos, self.sin, self.bank = cos, sin, bank = modes[:3]
         mode = bank[:, None, None]
         self.omega, self.zeta = omega, zeta = modes.omega[None], modes.zeta[None]  # [1, D]
@@ -183,11 +173,10 @@ class _Resolvent:
         def turned(basis: _Pair) -> _Pair:
             return -basis[1] * bank, basis[0] * bank
 
-        y0_start = _combine(at_start, self.x, self.minus_y)
-        y1_start = _combine(turned(at_start), self.x, self.minus_y)
-        y0_end = _combine(at_end, self.x, self.minus_y)
-        y1_end = _combine(turned(at_end), self.x, self.minus_y)
-        y2_end = _combine(turned(turned(at_end)), self.x, self.minus_y)
+        bases = (at_start, turned(at_start), at_end, turned(at_end), turned(turned(at_end)))
+        y0_start, y1_start, y0_end, y1_end, y2_end = (
+            _combine(basis, self.x, self.minus_y) for basis in bases
+        )
         g12 = m.g12.unsqueeze(-2)
         g11 = 1.0 - self.omega * self.omega * m.i12.unsqueeze(-2)
         second = y0_start - g11 * y0_end + g12 * y1_end
@@ -209,16 +198,14 @@ class _Resolvent:
             is_resonant = self.is_resonant[j] & (self.omega > 0)  # [1, D]
             if not torch.compiler.is_compiling() and not bool(is_resonant.any()):
                 continue
-            mode = self.bank[j]
+            mode, wide = self.bank[j], gap.unsqueeze(-2)
             # Stand-ins keep pairs that are not resonant finite.
             omega = torch.where(is_resonant, self.omega, 1.0)
-            zeta = torch.where(is_resonant & (self.omega > 0), self.zeta, 0.0)
+            zeta = torch.where(is_resonant, self.zeta, 0.0)
             gamma, damped = zeta * omega, omega * ((1.0 - zeta) * (1.0 + zeta)).sqrt()
-            decay = -gamma * gap.unsqueeze(-2)
-            plus = _phi1(decay, (mode + damped) * gap.unsqueeze(-2))
-            minus = _phi1(decay, (mode - damped) * gap.unsqueeze(-2))
+            plus, minus = (_phi1(-gamma * wide, w * wide) for w in (mode + damped, mode - damped))
             # s (phi1(plus) - phi1(minus)) / (2 i damped)
-            scale = gap.unsqueeze(-2) / (2.0 * damped)
+            scale = wide / (2.0 * damped)
             real, imag = scale * (plus[1] - minus[1]), -scale * (plus[0] - minus[0])
             c, s = theta[..., j, None, None].cos(), theta[..., j, None, None].sin()
             in_phase = self.cos[:, None, j] * c + self.sin[:, None, j] * s

@@ -1,19 +1,14 @@
 """One block of rows against one block of keys: logits, softmax sums, values, and their adjoint.
 
 With the reference time r of the block between all its keys and all its rows, u = r - t_i and
-d = t_j - r, the logit and the averaged value are, from whole integrals,
-
-    logit = [ <G_j, x_i> + <q_j, S_i> ] / (u + d)
-    value = [ Gv_j . xv_i + Sv_i ] / (u + d)
-
-and, from drifts,
+d = t_j - r, the logit and the averaged value are
 
     logit = <q_j(r), x_i> + [ <G_j, x_i> + <q_j, S_i> ] / (u + d)
     value = xv_i + [ Gv_j . xv_i + Sv_i ] / (u + d)
 
-where the bracket vanishes like the square of the gap, so that derivatives in time lose no digits.
-Each bracket is one matrix product. If all rows share the query, <q, S_i> and <q(r), x_i> are one
-number a key.
+from drifts, where the bracket vanishes like the square of the gap, so that derivatives in time lose
+no digits; from whole integrals they are the fractions alone. Each bracket is one matrix product. If
+all rows share the query, <q, S_i> and <q(r), x_i> are one number a key.
 """
 
 from __future__ import annotations
@@ -53,6 +48,13 @@ class Keys(NamedTuple):
     present: Tensor | None  # [B, 1, g, k, 1] bool, or None (all)
 
 
+class Tile(NamedTuple):
+    """Rows and keys of one tile."""
+
+    rows: Rows
+    keys: Keys
+
+
 class RowTerms(NamedTuple):
     """What the backward pass needs of each row, ``[B, H, g, r, .]``."""
 
@@ -71,12 +73,12 @@ def rows_of(where: Where, parts: Parts) -> Parts:
     return each(lambda x: x[:, :, where[0], where[1]], parts)
 
 
-def keys_of(where: Where, keys: Keys) -> Keys:
-    """Return the keys of a tile."""
-    return each(lambda x: x[:, :, where[0], where[2]], keys)
+def tile_of(where: Where, rows: Rows, keys: Keys) -> Tile:
+    """Return the rows and keys of a tile."""
+    return Tile(rows_of(where, rows), each(lambda x: x[:, :, where[0], where[2]], keys))
 
 
-def tiles(rows: Rows, keys: Keys) -> Iterator[Where]:
+def cut(rows: Rows, keys: Keys) -> Iterator[Where]:
     """Cut a group into tiles of bounded size: slices of (blocks, rows, keys)."""
     batch, heads, blocks, num_rows = rows.left.shape[:4]
     num_keys = keys.right.shape[3]
@@ -92,11 +94,8 @@ def tiles(rows: Rows, keys: Keys) -> Iterator[Where]:
     for block in range(blocks):
         for row in range(0, num_rows, row_step):
             for key in range(0, num_keys, key_step):
-                yield (
-                    slice(block, block + 1),
-                    slice(row, row + row_step),
-                    slice(key, key + key_step),
-                )
+                rows_, keys_ = slice(row, row + row_step), slice(key, key + key_step)
+                yield slice(block, block + 1), rows_, keys_
 
 
 def join(planes: Tensor, num_heads: int) -> Tensor:
@@ -177,13 +176,6 @@ def values(rows: Rows, keys: Keys, weight: Tensor, inverse: Tensor, *, is_drift:
     position, velocity, rest = _inner(weight.mul_(inverse), keys.value).split(channels, dim=-1)
     out = torch.addcmul(rest, first, position).addcmul_(second, velocity)
     return out if whole is None else out.add_(whole)
-
-
-class Tile(NamedTuple):
-    """Rows and keys of one tile."""
-
-    rows: Rows
-    keys: Keys
 
 
 def add_tile_gradients(tile: Tile, terms: RowTerms, target: Tile, *, is_drift: bool) -> None:

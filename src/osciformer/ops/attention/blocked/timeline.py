@@ -1,16 +1,13 @@
 r"""The common time line of rows and keys, and the dyadic levels at which they meet.
 
 **Time line.** Slots lie in time order, each with up to `fan` keys and then at most one query. Slot
-e lies at position e + 1; what happens at position 0 is seen by nobody. Both kinds of time line have
+e lies at position e + 1; what happens at position 0 is seen by nobody. With X positions as padded
+by `levels` and K = X * fan places for keys, both kinds of time line have, in float64 or bool,
 
-- `levels`: number of slots and keys a slot. X is the number of positions as padded by `Levels`,
-  K = X * fan the number of places for keys;
-- `gaps`: ``[B, X]`` float64, length of the span that ends at each slot; 0 in the padding;
-- `starts`: ``[B, X]`` float64, time at which that span begins;
-- `age`: ``[B, K]`` float64, slot time minus key time; 0 in the padding;
-- `key_times`: ``[B, K]`` float64, time of the key in each place;
-- `present`: ``[B, K]`` bool, which places hold a present key, or None: all that count do;
-- `holds_query`: ``[B, X + 1]`` bool, which positions hold a query, or None: all that count do.
+- `gaps`, `starts`: ``[B, X]``, length (0 in the padding) and start of the span that ends at a slot;
+- `age`, `key_times`: ``[B, K]``, slot time minus key time (0 in the padding), and key time;
+- `present`: ``[B, K]``, which places hold a present key, or None: all that count do;
+- `holds_query`: ``[B, X + 1]``, which positions hold a query, or None: all that count do.
 
 **Levels.** At level n = 1, 2, 4, ... the rows whose position has the bit n set meet the n slots
 just before their block, as in a Fenwick tree: every (row, key) pair with slot < position meets at
@@ -47,16 +44,18 @@ class Group:
         """View ``[..., X, C]`` as the rows of each pair, ``[..., g, row_length, C]``."""
         if self.count == 1:
             return x.narrow(-2, self.origin + self.size, self.row_length).unsqueeze(-3)
-        pairs = x.narrow(-2, self.origin, self.count * 2 * self.size)
-        return pairs.unflatten(-2, (self.count, 2 * self.size)).narrow(-2, self.size, self.size)
+        return self._pairs(x, 1).narrow(-2, self.size, self.size)
 
     def keys(self, x: Tensor) -> Tensor:
         """View ``[..., X * fan, C]`` as the keys of each pair, ``[..., g, size * fan, C]``."""
-        size = self.size * self.fan
         if self.count == 1:
-            return x.narrow(-2, self.origin * self.fan, size).unsqueeze(-3)
-        pairs = x.narrow(-2, self.origin * self.fan, self.count * 2 * size)
-        return pairs.unflatten(-2, (self.count, 2 * size)).narrow(-2, 0, size)
+            return x.narrow(-2, self.origin * self.fan, self.size * self.fan).unsqueeze(-3)
+        return self._pairs(x, self.fan).narrow(-2, 0, self.size * self.fan)
+
+    def _pairs(self, x: Tensor, fan: int) -> Tensor:
+        pair = 2 * self.size * fan
+        pairs = x.narrow(-2, self.origin * fan, self.count * pair)
+        return pairs.unflatten(-2, (self.count, pair))
 
     @property
     def spans_before_rows(self) -> slice:
@@ -124,7 +123,7 @@ def _pad(x: Tensor, total: int) -> Tensor:
 
 
 class SelfTimeline:
-    """Query j and key j have the same time; N at least 2.
+    """Query j and key j have the same time.
 
     Slot e is the time of token e + 1: it holds key e, aged by one gap, and query e + 1. Position
     and place are then the index of the token. The first query and the last key meet nobody.
@@ -146,13 +145,11 @@ class SelfTimeline:
         """Rearrange ``[B, M, ...]`` to ``[B, X, ...]``; positions without a query hold anything."""
         return _pad(x, self.levels.padded)
 
+    keys_to_places = rows_to_positions  # [B, N, ...] to [B, K, ...]; empty places: anything finite
+
     def positions_to_rows(self, x: Tensor) -> Tensor:
         """Rearrange ``[B, X, ...]`` to ``[B, M, ...]``."""
         return x.narrow(1, 0, self.num_rows)
-
-    def keys_to_places(self, x: Tensor) -> Tensor:
-        """Rearrange ``[B, N, ...]`` to ``[B, K, ...]``; empty places hold anything finite."""
-        return _pad(x, self.levels.padded)
 
     def places_to_keys(self, x: Tensor, num_keys: int) -> Tensor:
         """Rearrange logits ``[B, M, H, K]`` to ``[B, M, H, N]``; keys without a place get -inf."""
@@ -177,10 +174,8 @@ class CrossTimeline:
         before = torch.cat([seen.new_zeros(batch, 1), seen[:, :-1]], dim=1)
         num_slots = ((seen - before + fan - 1) // fan).clamp(min=1)
         end = num_slots.cumsum(dim=1)  # also the position of each query
-        if torch.compiler.is_compiling():
-            count = num_rows + -(-num_keys // fan)
-        else:
-            count = int(end[:, -1].max())
+        can_read = not torch.compiler.is_compiling()
+        count = int(end[:, -1].max()) if can_read else num_rows + -(-num_keys // fan)
         self.levels = Levels(count, fan)
         total = self.levels.padded
 

@@ -7,6 +7,7 @@ import math
 import os
 import warnings
 from functools import cache
+from typing import NamedTuple
 
 import torch
 
@@ -104,38 +105,37 @@ def attend(inputs: AttentionInputs) -> AttentionResult:
     if isinstance(path, ConstantPath):
         q = path.q
         if not _are_same(query_times, key_times):
-            line = _Merged(query_times.double(), times, mask)
+            line = _merge(query_times.double(), times, mask)
             times, mask = line.times, line.mask
-            q, k, v = line.rows_to_line(q), line.keys_to_line(k), line.keys_to_line(v)
-            velocities = [None if x is None else line.keys_to_line(x) for x in velocities]
+            q, k, v = take_rows(q, line.row), take_rows(k, line.key), take_rows(v, line.key)
+            velocities = [None if x is None else take_rows(x, line.key) for x in velocities]
         times = times.contiguous()
     else:
         times = times.contiguous()
-        padded = operators.padded_length(k.shape[1], k.shape[-1], dtype)
         if isinstance(path, LinearPath):
             q = path.q
-            integrals = operators.integrate_line(q, key_spectrum, times, padded)
+            source: tuple[Tensor | None, ...] = (q.contiguous(), None, None)
+            origin, is_precise = None, True
         else:
             weight, bank = _modes(path)
+            source, is_precise = (None, weight, bank), dtype == torch.float32
             origin = path.origin.double().contiguous()
             # Without ties the kernels do not read the path at the rows.
             q = k.detach() if inputs.strict else _at_tokens(weight, bank, times - origin, dtype)
-            modes = (weight, bank, key_spectrum, times, origin, padded)
-            integrals = operators.integrate_modes(*modes, is_precise=dtype == torch.float32)
+        padded = operators.padded_length(k.shape[1], k.shape[-1], dtype)
+        where = (key_spectrum, origin, times, padded, is_precise)
+        integrals = operators.path_forward(*source, *where)
     q, k, v = (x.to(dtype).contiguous() for x in (q, k, v))
     velocities = [None if x is None else x.to(dtype).contiguous() for x in velocities]
     mask = None if mask is None else mask.contiguous()
-    spectra = (key_spectrum, value_spectrum)
-    out, lse = operators.run_attention(
-        *(q, k, v, velocities, spectra, integrals, times, mask, inputs.scale),
-        is_average=inputs.value == "average",
-        is_strict=inputs.strict,
-    )
+    tensors = (q, k, v, *velocities, key_spectrum, value_spectrum, integrals, times, mask)
+    options = (inputs.scale, inputs.value == "average", inputs.strict)
+    out, lse, _ = operators.attention_forward(*tensors, *options)
     batch, length, heads, _ = q.shape
     lse = lse.view(batch, heads, -1)[..., :length] * math.log(2.0)
     if line is not None:
-        out = line.line_to_rows(out)
-        lse = line.line_to_rows(lse.transpose(1, 2)).transpose(1, 2)
+        out = take_rows(out, line.place)
+        lse = take_rows(lse.transpose(1, 2), line.place).transpose(1, 2)
     return AttentionResult(out.to(out_dtype), lse)
 
 
@@ -170,27 +170,20 @@ def _are_same(query_times: Tensor, key_times: Tensor) -> bool:
     return torch.equal(query_times, key_times)
 
 
-class _Merged:
+class _Line(NamedTuple):
     """Rows and keys of different times on one line of M + N places, in time order."""
 
-    def __init__(self, rows: Tensor, cols: Tensor, mask: Tensor | None) -> None:
-        num_keys = cols.shape[1]
-        self.times, self._source = torch.cat([cols, rows], dim=1).sort(dim=1, stable=True)
-        self._place = self._source.argsort(dim=1)
-        is_key = self._source < num_keys
-        self._key = self._source.clamp(max=num_keys - 1)
-        self._row = (self._source - num_keys).clamp(min=0)
-        self.mask = is_key if mask is None else is_key & mask.gather(1, self._key)
-        self._row_place = self._place[:, num_keys:]
+    times: Tensor
+    mask: Tensor  # which places are keys that are present
+    key: Tensor  # the key of each place, some key at places of rows
+    row: Tensor  # the row of each place, some row at places of keys
+    place: Tensor  # of each row
 
-    def rows_to_line(self, x: Tensor) -> Tensor:
-        """Rearrange ``[B, M, ...]``; places of keys hold some row's and are not read."""
-        return take_rows(x, self._row)
 
-    def keys_to_line(self, x: Tensor) -> Tensor:
-        """Rearrange ``[B, N, ...]``; places of rows are masked."""
-        return take_rows(x, self._key)
-
-    def line_to_rows(self, x: Tensor) -> Tensor:
-        """Rearrange ``[B, M + N, ...]`` to rows."""
-        return take_rows(x, self._row_place)
+def _merge(rows: Tensor, cols: Tensor, mask: Tensor | None) -> _Line:
+    num_keys = cols.shape[1]
+    times, source = torch.cat([cols, rows], dim=1).sort(dim=1, stable=True)
+    key, row = source.clamp(max=num_keys - 1), (source - num_keys).clamp(min=0)
+    is_key = source < num_keys
+    present = is_key if mask is None else is_key & mask.gather(1, key)
+    return _Line(times, present, key, row, source.argsort(dim=1)[:, num_keys:])

@@ -28,15 +28,12 @@ def is_interpreted() -> bool:
 
 
 def format_for(channels: int, dtype: torch.dtype, is_average: bool = True) -> Format:
-    """Return the precision for tokens of `dtype`.
-
-    float16 tokens get tf32 products: as many digits, but a range that integrals over long times
-    cannot leave.
-    """
+    """Return the precision for tokens of `dtype`."""
     if dtype == torch.bfloat16:
         mode = "upcast" if is_interpreted() else "tf32"
         return Format(channels, tl.bfloat16, mode, False, is_average)
     if dtype == torch.float16:
+        # tf32 has as many digits, and a range that integrals over long times cannot leave.
         return Format(channels, tl.float32, "tf32", False, is_average)
     return Format(channels, tl.float32, "tf32x3", True, is_average)
 
@@ -46,44 +43,29 @@ def format_for(channels: int, dtype: torch.dtype, is_average: bool = True) -> Fo
 
 @dataclass(frozen=True)
 class Stage:
-    """How one stage of the sweep is cut.
+    """How one stage of the sweep is cut."""
 
-    Attributes:
-        span: Keys with one reference time.
-        group: Spans a row may meet at this stage, its own and those before; 0 is all.
-        rows: Rows a program; divides `span`.
-        step: Keys at a time.
-        warps: Warps a program.
-        stages: Depth of the pipeline.
-        registers: Limit of registers a thread, so that more programs share a processor.
-        is_split: Whether the backward pass along keys takes keys and values in turn.
-    """
+    span: int  # keys with one reference time
+    group: int  # spans a row may meet at this stage, its own and those before; 0 is all
+    rows: int  # rows a program; divides `span`
+    step: int  # keys at a time
+    warps: int  # warps a program
+    stages: int  # depth of the pipeline
+    registers: int | None = None  # limit a thread, so that more programs share a processor
+    is_split: bool = False  # whether the backward pass takes keys and values in turn
 
-    span: int
-    group: int
-    rows: int
-    step: int
-    warps: int
-    stages: int
-    registers: int | None = None
-    is_split: bool = False
-
-    @property
-    def cut(self) -> Cut:
-        """What the sweep kernels are compiled for."""
-        return Cut(self.span, self.rows, self.step, self.stages)
+    def cut(self, of_keys: bool, of_values: bool) -> Cut:
+        """Return what the sweep kernels are compiled for."""
+        return Cut(self.span, self.rows, self.step, self.stages, of_keys, of_values)
 
 
 @dataclass(frozen=True)
 class Tiling:
-    """How a head size is cut: the sweep over the tiles of a row's own span, and over spans before.
-
-    Forward, in the backward pass along rows, and along keys.
-    """
+    """How a head size is cut: the sweep over tiles of a row's own span, and over spans before."""
 
     forward: tuple[Stage, Stage]
-    rows: tuple[Stage, Stage]
-    keys: tuple[Stage, Stage]
+    rows: tuple[Stage, Stage]  # backward along rows
+    keys: tuple[Stage, Stage]  # backward along keys
 
 
 def tiling(channels: int, dtype: torch.dtype) -> Tiling:
@@ -95,19 +77,13 @@ def tiling(channels: int, dtype: torch.dtype) -> Tiling:
         return Tiling(
             forward=(middle, Stage(SPAN, 0, 64, 64, 4, 2, registers=168)),
             rows=(middle, Stage(SPAN, 0, 64, 64, 4, 2)),
-            keys=(
-                Stage(tile, group, tile, 64, 4, 1, is_split=True),
-                Stage(SPAN, 0, 128, 64, 8, 2),
-            ),
+            keys=(Stage(tile, group, tile, 64, 4, 1, is_split=True), Stage(SPAN, 0, 128, 64, 8, 2)),
         )
     if dtype == torch.bfloat16 and channels == 64:
         return Tiling(
             forward=(Stage(tile, group, tile, 64, 8, 2), Stage(SPAN, 0, 128, 64, 8, 3)),
             rows=(Stage(tile, group, tile, 32, 4, 1), Stage(SPAN, 0, 64, 32, 4, 2)),
-            keys=(
-                Stage(tile, group, tile, 64, 8, 1),
-                Stage(SPAN, 0, 64, 32, 4, 2, is_split=True),
-            ),
+            keys=(Stage(tile, group, tile, 64, 8, 1), Stage(SPAN, 0, 64, 32, 4, 2, is_split=True)),
         )
     # Twice the channels or twice the bytes: smaller steps, so that all fits. Products of 64 rows on
     # 8 warps in float32 have read outside shared memory (Triton 3.6).
@@ -143,10 +119,7 @@ def padded_length(length: int, channels: int, dtype: torch.dtype) -> int:
 
 
 def spectrum_table(spectrum: Tensor) -> Tensor:
-    """Return the constants of `closed_form.load_spectrum`, ``[H, planes, C]`` float64.
-
-    `spectrum` is gamma and omega^2, ``[2, H, C]``.
-    """
+    """Return ``[H, planes, C]`` float64 for `closed_form.load_spectrum`, from gamma and omega^2."""
     _, heads, channels = spectrum.shape
     shape = (heads, NUM_PLANES.value, channels)
     table = torch.empty(shape, dtype=torch.float64, device=spectrum.device)
@@ -159,13 +132,11 @@ def spectrum_table(spectrum: Tensor) -> Tensor:
 class Call:
     """One call: tokens that share their times, and what does not change.
 
-    Tokens are contiguous, or a part of the heads of one series that are.
-
     If all rows share the query's path, `path` ``[B H, 2, padded, C]`` float32 are its integrals
     over the gaps after the tokens (`path_integrals`), and the queries are the path at the tokens.
     """
 
-    tokens: Tokens
+    tokens: Tokens  # contiguous, or a part of the heads of one series that are
     scale: float
     is_average: bool
     is_strict: bool
@@ -194,9 +165,10 @@ class Call:
         """Return the grid of kernels whose programs take `rows` rows."""
         return self.padded // rows, self.heads, self.batch
 
-    def sides(self) -> tuple[tuple[Side, bool], tuple[Side, bool]]:
-        """Return keys and values, each with whether its row factors are integrals."""
-        return (self.tokens.k, self.path is None), (self.tokens.v, self.is_average)
+    def sides(self) -> tuple[tuple[Side, Format], tuple[Side, Format]]:
+        """Return keys and values; a side's format says whether its row factors are integrals."""
+        of_keys = replace(self.format, AVERAGE=self.path is None)
+        return (self.tokens.k, of_keys), (self.tokens.v, self.format)
 
     def num_spans(self, stage: Stage) -> tuple[int, int]:
         """Return the number of spans of a series and how many of them a row may meet."""
@@ -217,26 +189,22 @@ class Call:
         return self.new(self.num_planes, self.padded)
 
     def span_times(self, span: int) -> tuple[Tensor, Tensor]:
-        """Return times from the start and to the end of the tokens' spans, in units of logits.
-
-        Both are ``[B, padded]`` float32.
-        """
+        """Return times from the start and to the end of tokens' spans, in logits' units."""
         if span not in self._span_times:
             age, rest = (self.new(self.batch, self.padded) for _ in range(2))
             sizes, rows = (self.length, self.padded, 1.0 / self.sizes.logit_scale), 256
-            span_times[(triton.cdiv(self.padded, rows), self.batch)](
-                self.tokens.times, age, rest, *sizes, SPAN=span, ROWS=rows, num_warps=4
+            grid, given = (
+                (triton.cdiv(self.padded, rows), self.batch),
+                (self.tokens.times, age, rest),
             )
+            span_times[grid](*given, *sizes, SPAN=span, ROWS=rows, num_warps=4)
             self._span_times[span] = age, rest
         return self._span_times[span]
 
     def parts(self) -> list[tuple[slice, slice]]:
-        """Return series and heads that are done one after another, so that they share memory.
-
-        Two parts, each of enough rows to keep the device busy; fewer rows are one part, and so are
-        shared paths.
-        """
+        """Return series and heads that are done one after another, so that they share memory."""
         whole = slice(None)
+        # Two parts have enough rows each to keep the device busy.
         is_small = self.num_planes * self.padded < _MANY_ROWS or self.num_planes == 1
         if is_small or self.path is not None:
             return [(whole, whole)]

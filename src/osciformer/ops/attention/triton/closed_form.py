@@ -106,18 +106,6 @@ def build_table(gamma_ptr, omega2_ptr, table, C: tl.constexpr):
     slow = tl.where(over, omega2 / tl.where(over, fast, 1.0), gamma)
     spread = tl.where(over, 2.0 * root, 0.0)
     rate = tl.where(over, fast, tl.sqrt(omega2))
-    at = table + head * NUM_PLANES * C + c
-    tl.store(at, tl.where(under, root * 0.15915494309189535, 0.0))
-    tl.store(at + C, gamma)
-    tl.store(at + 2 * C, omega2)
-    tl.store(at + 3 * C, slow)
-    tl.store(at + 4 * C, spread)
-    tl.store(at + 5 * C, disc)
-    tl.store(at + 6 * C, rate)
-    tl.store(at + 7 * C, tl.where(under, 1.0 / tl.where(under, root, 1.0), 0.0))
-    tl.store(at + 8 * C, tl.where(over, 1.0 / tl.where(over, spread, 1.0), 0.0))
-    tl.store(at + 9 * C, 1.0 / tl.where(omega2 > 0, omega2, 1.0))
-    tl.store(at + 10 * C, tl.where(disc == 0, 0.0, 0.5 / tl.where(disc == 0, 1.0, disc)))
     # Power series: 1 / (p^2 + a p + b), inverse Laplace transform term by term; then its square.
     scale = 1.0 / tl.where(rate > 0, rate, 1.0)
     a = 2.0 * gamma * scale
@@ -128,18 +116,24 @@ def build_table(gamma_ptr, omega2_ptr, table, C: tl.constexpr):
     v4 = -a * v3 - b * v2
     v5 = -a * v4 - b * v3
     v6 = -a * v5 - b * v4
-    tl.store(at + 11 * C, v1 / 6)
-    tl.store(at + 12 * C, v2 / 24)
-    tl.store(at + 13 * C, v3 / 120)
-    tl.store(at + 14 * C, v4 / 720)
-    tl.store(at + 15 * C, v5 / 5040)
-    tl.store(at + 16 * C, v6 / 40320)
-    tl.store(at + 17 * C, 2.0 * v1 / 120)
-    tl.store(at + 18 * C, (2.0 * v2 + v1 * v1) / 720)
-    tl.store(at + 19 * C, (2.0 * v3 + 2.0 * v1 * v2) / 5040)
-    tl.store(at + 20 * C, (2.0 * v4 + 2.0 * v1 * v3 + v2 * v2) / 40320)
-    tl.store(at + 21 * C, (2.0 * v5 + 2.0 * v1 * v4 + 2.0 * v2 * v3) / 362880)
-    tl.store(at + 22 * C, tl.max(spread, 0) + tl.zeros_like(spread))
+    turns = tl.where(under, root * 0.15915494309189535, 0.0)
+    inv_root = tl.where(under, 1.0 / tl.where(under, root, 1.0), 0.0)
+    inv_spread = tl.where(over, 1.0 / tl.where(over, spread, 1.0), 0.0)
+    inv_omega2 = 1.0 / tl.where(omega2 > 0, omega2, 1.0)
+    half_inv_disc = tl.where(disc == 0, 0.0, 0.5 / tl.where(disc == 0, 1.0, disc))
+    planes = (turns, gamma, omega2, slow, spread, disc, rate)
+    planes = planes + (inv_root, inv_spread, inv_omega2, half_inv_disc)  # noqa: RUF005
+    planes = planes + (v1 / 6, v2 / 24, v3 / 120, v4 / 720, v5 / 5040, v6 / 40320)  # noqa: RUF005
+    planes = planes + (  # noqa: RUF005
+        2.0 * v1 / 120,
+        (2.0 * v2 + v1 * v1) / 720,
+        (2.0 * v3 + 2.0 * v1 * v2) / 5040,
+        (2.0 * v4 + 2.0 * v1 * v3 + v2 * v2) / 40320,
+        (2.0 * v5 + 2.0 * v1 * v4 + 2.0 * v2 * v3) / 362880,
+        tl.max(spread, 0) + tl.zeros_like(spread),
+    )
+    for n in tl.static_range(NUM_PLANES):
+        tl.store(table + (head * NUM_PLANES + n) * C + c, planes[n])
 
 
 @triton.jit
@@ -395,15 +389,11 @@ def gap_slopes(s, form, slopes, gap, K: tl.constexpr):
 
 
 @triton.jit
-def _as_step(p11, p12, p21, p22, i11, i12):
-    return Step(
-        p11.to(tl.float32),
-        p12.to(tl.float32),
-        p21.to(tl.float32),
-        p22.to(tl.float32),
-        i11.to(tl.float32),
-        i12.to(tl.float32),
-    )
+def _as_step(entries):
+    planes = ()
+    for n in tl.static_range(6):
+        planes = planes + (entries[n].to(tl.float32),)  # noqa: RUF005
+    return Step(*planes)
 
 
 @triton.jit
@@ -413,33 +403,50 @@ def step_matrix(gap, form):
     p21 = -form.omega2 * g12
     p22 = g11 - 2.0 * form.gamma * g12
     i11 = g12 + 2.0 * form.gamma * i12
-    return _as_step(g11, g12, p21, p22, i11, i12)
+    return _as_step((g11, g12, p21, p22, i11, i12))
 
 
 @triton.jit
-def slope_matrix(s, g12, f, j, form, K: tl.constexpr):
+def slope_matrix(s, gap, f, j, form, K: tl.constexpr):
     """Return the derivatives of a `Step` by omega^2, in float32."""
-    gamma = form.gamma
+    gamma, g12 = form.gamma, gap.g12
     x = rounded(s, K)
     p11 = gamma * f - 0.5 * x * g12
     p21 = -g12 - form.omega2 * f
     p22 = p11 - 2.0 * gamma * f
     i11 = f + 2.0 * gamma * j
-    return _as_step(p11, f, p21, p22, i11, j)
+    return _as_step((p11, f, p21, p22, i11, j))
 
 
 @triton.jit
-def damping_matrix(s, g12, f, j, form, K: tl.constexpr):
-    """Return the derivatives of a `Step` by gamma, in float32."""
-    gamma, omega2 = form.gamma, form.omega2
+def damping_matrix(s, gap, f, j, form, BY_J: tl.constexpr, K: tl.constexpr):
+    """Return the derivatives of a `Step` by gamma, in float32; BY_J: that of i11 from J alone."""
+    gamma, omega2, g12 = form.gamma, form.omega2, gap.g12
     x = rounded(s, K)
     p11 = -2.0 * omega2 * f
     p12 = -x * g12 - 2.0 * gamma * f
     p21 = -omega2 * p12
     p22 = p11 - 2.0 * g12 - 2.0 * gamma * p12
-    i11 = -2.0 * omega2 * j
-    i12 = 2.0 * f
-    return _as_step(p11, p12, p21, p22, i11, i12)
+    i11 = -2.0 * omega2 * j if BY_J else p12 + 2.0 * gap.i12 + 4.0 * gamma * f
+    return _as_step((p11, p12, p21, p22, i11, 2.0 * f))
+
+
+@triton.jit
+def state_of(m, x, u, HAS_U: tl.constexpr):
+    """Return position, velocity and integral of tokens after the `Step` m."""
+    x1, x2, xs = m.p11 * x, m.p21 * x, m.i11 * x
+    if HAS_U:
+        x1 += m.p12 * u
+        x2 += m.p22 * u
+        xs += m.i12 * u
+    return x1, x2, xs
+
+
+@triton.jit
+def state_adjoint(m, d_x1, d_x2, d_xs):
+    """Return the gradients of x and u from those of `state_of`."""
+    d_x = d_x1 * m.p11 + d_x2 * m.p21 + d_xs * m.i11
+    return d_x, d_x1 * m.p12 + d_x2 * m.p22 + d_xs * m.i12
 
 
 @triton.jit
@@ -498,17 +505,14 @@ def aged_state_adjoint(
 
 
 @triton.jit
-def row_factors_adjoint(s, gap, form, d_first, d_second, AVERAGE: tl.constexpr, K: tl.constexpr):
+def row_factors_adjoint(s, gap, form, d_first, d_second, K: tl.constexpr):
     """Return the gradients of gamma and omega^2 from those of `row_factors`."""
-    d_g11 = d_first
-    d_g12 = d_second
-    d_i12 = tl.zeros_like(d_first)
-    if AVERAGE:
-        d_g11 = tl.zeros_like(d_first)
-        d_g12 = d_first
-        d_i12 = 2.0 * form.gamma * d_first + d_second
+    zero = tl.zeros_like(d_first)
+    d_g11, d_g12, d_i12 = d_first, d_second, zero
+    if K.AVERAGE:
+        d_g11, d_g12, d_i12 = zero, d_first, 2.0 * form.gamma * d_first + d_second
     d_gamma, d_omega2 = pull_back(s, form, gap, d_g11, d_g12, d_i12, K)
-    if AVERAGE:
+    if K.AVERAGE:
         d_gamma += 2.0 * gap.i12 * d_first
     return d_gamma, d_omega2
 

@@ -13,29 +13,9 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from osciformer.ops.attention.triton.closed_form import (
-    Span,
-    aged_state,
-    compose,
-    gap_functions,
-    gap_slopes,
-    load_spectrum,
-    slope_matrix,
-    step_matrix,
-)
-from osciformer.ops.attention.triton.primitives import (
-    CHUNK,
-    TILE,
-    load_lse,
-    load_side,
-    load_tokens,
-    locate,
-    present_tokens,
-    store_plane,
-    store_planes,
-    store_spectral,
-    time_at,
-)
+from osciformer.ops.attention.triton import closed_form as cf
+from osciformer.ops.attention.triton import primitives as lib
+from osciformer.ops.attention.triton.primitives import CHUNK, TILE
 
 #: Pairs of a chunk, each token with itself included.
 NUM_PAIRS = tl.constexpr(36)
@@ -90,8 +70,8 @@ def find_chunks(at, sizes, CHUNKS: tl.constexpr):
     chunks = tl.program_id(0) * CHUNKS + tl.arange(0, CHUNKS)
     first = chunks * CHUNK
     tile = first // TILE * TILE
-    since_tile = time_at(at, first) - time_at(at, tile)
-    until_tile = time_at(at, tile + TILE) - time_at(at, first + CHUNK)
+    since_tile = lib.time_at(at, first) - lib.time_at(at, tile)
+    until_tile = lib.time_at(at, tile + TILE) - lib.time_at(at, first + CHUNK)
     stride = sizes.padded // CHUNK
     pairs = at.plane * NUM_PAIRS * stride + chunks
     return Chunks(first, since_tile, until_tile, pairs, stride)
@@ -100,14 +80,13 @@ def find_chunks(at, sizes, CHUNKS: tl.constexpr):
 @triton.jit
 def chunk_times(at, first, mask):
     """Return eight gaps to the next token in float64, and which tokens are present."""
-    gaps = ()
-    present = ()
-    t = time_at(at, first)
+    gaps, present = (), ()
+    t = lib.time_at(at, first)
     for i in tl.static_range(CHUNK):
-        following = time_at(at, first + (i + 1))
+        following = lib.time_at(at, first + (i + 1))
         gaps = append(gaps, following - t)
         t = following
-        present = append(present, present_tokens(mask, at, first + i))
+        present = append(present, lib.present_tokens(mask, at, first + i))
     return gaps, present
 
 
@@ -181,8 +160,16 @@ def load_rows(row_ptr, at, first, channels, K: tl.constexpr):
     """Return a tuple of the eight rows of the chunks."""
     rows = ()
     for j in tl.static_range(CHUNK):
-        rows = append(rows, load_tokens(row_ptr, at, first + j, first + j < at.length, channels, K))
+        inside = first + j < at.length
+        rows = append(rows, lib.load_tokens(row_ptr, at, first + j, inside, channels, K))
     return rows
+
+
+@triton.jit
+def load_form(side, at, channels, CHUNKS: tl.constexpr, K: tl.constexpr):
+    """Return the `Spectrum` of channels in the layout of chunks."""
+    wide = tl.broadcast_to(channels[None, :], (CHUNKS, channels.shape[0]))
+    return cf.load_spectrum(side.spectrum, at.head, wide, K)
 
 
 @triton.jit
@@ -199,7 +186,7 @@ def chunk_keys(
     FORWARD: tl.constexpr = spans.key_state is not None
     WIDTH: tl.constexpr = chunk_width(K.C)
     side = t.k
-    at = locate(t.times, sizes, K)
+    at = lib.locate(t.times, sizes, K)
     chunks = find_chunks(at, sizes, CHUNKS)
     first = chunks.first
     if FORWARD:
@@ -210,36 +197,32 @@ def chunk_keys(
     weights = repeated(tl.zeros([CHUNKS], tl.float32), NUM_PAIRS)
     for start in range(0, K.C, WIDTH):
         channels = start + tl.arange(0, WIDTH)
-        wide = tl.broadcast_to(channels[None, :], (CHUNKS, WIDTH))
-        form = load_spectrum(side.spectrum, at.head, wide, K)
+        form = load_form(side, at, channels, CHUNKS, K)
         a, b = own_factors(tl.zeros([CHUNKS, WIDTH], tl.float32), True)
-        f1 = repeated(a, CHUNK)
-        f2 = repeated(b, CHUNK)
+        f1, f2 = repeated(a, CHUNK), repeated(b, CHUNK)
         q = load_rows(t.q, at, first, channels, K)
         if FORWARD:
-            gap = gap_functions(chunks.until_tile[:, None], form, K)
-            until_end = Span(gap.g11, gap.g12, gap.i12)
+            until_end = cf.gap_functions(chunks.until_tile[:, None], form, K)
         for i in tl.static_range(CHUNK - 1, -1, -1):
-            x, u = load_side(side, at, first + i, present[i], channels, K)
+            x, u = lib.load_side(side, at, first + i, present[i], channels, K)
             weights = put(weights, pair(i, i), weights[pair(i, i)] + tl.sum(q[i] * x, 1))
             if FORWARD or i < CHUNK - 1:
-                gap = gap_functions(gaps[i][:, None], form, K)
-                m = step_matrix(gap, form)
+                gap = cf.gap_functions(gaps[i][:, None], form, K)
+                m = cf.step_matrix(gap, form)
             if FORWARD:
-                until_end = compose(gap, until_end, form)
-                aged = aged_state(until_end, form, x, u, HAS_U)
-                store_planes(state, first + i, at.size, aged, channels, K)
+                until_end = cf.compose(gap, until_end, form)
+                aged = cf.aged_state(until_end, form, x, u, HAS_U)
+                lib.store_planes(state, first + i, at.size, aged, channels, K)
             for j in tl.static_range(i + 1, CHUNK):
                 a, b = move(f1[j], f2[j], m, True)
-                f1 = put(f1, j, a)
-                f2 = put(f2, j, b)
+                f1, f2 = put(f1, j, a), put(f2, j, b)
                 part = tl.sum(q[j] * weighted(a, b, x, u, HAS_U), 1)
                 weights = put(weights, pair(j, i), weights[pair(j, i)] + part)
         if FORWARD:
-            m = step_matrix(gap_functions(chunks.since_tile[:, None], form, K), form)
+            m = cf.step_matrix(cf.gap_functions(chunks.since_tile[:, None], form, K), form)
             for j in tl.static_range(CHUNK):
                 moved = move(f1[j], f2[j], m, True)
-                store_planes(factor, first + j, at.size, moved, channels, K)
+                lib.store_planes(factor, first + j, at.size, moved, channels, K)
 
     inverse = inverse_gaps(gaps, present)
     for j in tl.static_range(CHUNK):
@@ -255,7 +238,7 @@ def chunk_keys(
         if FORWARD:
             shift = tl.where(top == float("-inf"), 0.0, top)
         else:
-            shift = load_lse(lse_ptr + at.row, first + j)
+            shift = lib.load_lse(lse_ptr + at.row, first + j)
         mass = tl.exp2(own - shift)
         weights = put(weights, pair(j, j), mass)
         for i in tl.static_range(j):
@@ -281,7 +264,7 @@ def chunk_values(t, spans, pairs_ptr, out_ptr, sizes, CHUNKS: tl.constexpr, K: t
     """Write the output over the keys of `chunk_keys`, and the set-up of values as that of keys."""
     WIDTH: tl.constexpr = chunk_width(K.C)
     side = t.v
-    at = locate(t.times, sizes, K)
+    at = lib.locate(t.times, sizes, K)
     chunks = find_chunks(at, sizes, CHUNKS)
     first = chunks.first
     state = spans.value_state + 3 * at.row * K.C
@@ -291,33 +274,28 @@ def chunk_values(t, spans, pairs_ptr, out_ptr, sizes, CHUNKS: tl.constexpr, K: t
     weights = load_pairs(pairs_ptr + chunks.pairs, chunks.stride)
     for start in range(0, K.C, WIDTH):
         channels = start + tl.arange(0, WIDTH)
-        wide = tl.broadcast_to(channels[None, :], (CHUNKS, WIDTH))
-        form = load_spectrum(side.spectrum, at.head, wide, K)
-        gap = gap_functions(chunks.until_tile[:, None], form, K)
-        until_end = Span(gap.g11, gap.g12, gap.i12)
+        form = load_form(side, at, channels, CHUNKS, K)
+        until_end = cf.gap_functions(chunks.until_tile[:, None], form, K)
         a, b = own_factors(tl.zeros([CHUNKS, WIDTH], tl.float32), K.AVERAGE)
-        f1 = repeated(a, CHUNK)
-        f2 = repeated(b, CHUNK)
-        acc = repeated(b, CHUNK)
+        f1, f2, acc = repeated(a, CHUNK), repeated(b, CHUNK), repeated(b, CHUNK)
         for i in tl.static_range(CHUNK - 1, -1, -1):
-            x, u = load_side(side, at, first + i, present[i], channels, K)
-            gap = gap_functions(gaps[i][:, None], form, K)
-            until_end = compose(gap, until_end, form)
-            aged = aged_state(until_end, form, x, u, HAS_U)
-            store_planes(state, first + i, at.size, aged, channels, K)
-            m = step_matrix(gap, form)
+            x, u = lib.load_side(side, at, first + i, present[i], channels, K)
+            gap = cf.gap_functions(gaps[i][:, None], form, K)
+            until_end = cf.compose(gap, until_end, form)
+            aged = cf.aged_state(until_end, form, x, u, HAS_U)
+            lib.store_planes(state, first + i, at.size, aged, channels, K)
+            m = cf.step_matrix(gap, form)
             acc = put(acc, i, acc[i] + weights[pair(i, i)][:, None] * x)
             for j in tl.static_range(i + 1, CHUNK):
                 a, b = move(f1[j], f2[j], m, K.AVERAGE)
-                f1 = put(f1, j, a)
-                f2 = put(f2, j, b)
+                f1, f2 = put(f1, j, a), put(f2, j, b)
                 weight = weights[pair(j, i)][:, None]
                 acc = put(acc, j, acc[j] + weight * weighted(a, b, x, u, HAS_U))
-        m = step_matrix(gap_functions(chunks.since_tile[:, None], form, K), form)
+        m = cf.step_matrix(cf.gap_functions(chunks.since_tile[:, None], form, K), form)
         for j in tl.static_range(CHUNK):
-            store_plane(out_ptr + at.row * K.C, first + j, acc[j], channels, K)
+            lib.store_plane(out_ptr + at.row * K.C, first + j, acc[j], channels, K)
             moved = move(f1[j], f2[j], m, K.AVERAGE)
-            store_planes(factor, first + j, at.size, moved, channels, K)
+            lib.store_planes(factor, first + j, at.size, moved, channels, K)
 
 
 # --- Gradients. -----------------------------------------------------------------------------------
@@ -370,7 +348,7 @@ def chunk_backward(
     side = t.k if OF_KEYS else t.v
     d_side = grads.k if OF_KEYS else grads.v
     row_ptr = t.q if OF_KEYS else up.d_out
-    at = locate(t.times, sizes, K)
+    at = lib.locate(t.times, sizes, K)
     chunks = find_chunks(at, sizes, CHUNKS)
     first = chunks.first
     program = at.plane * tl.num_programs(0) + tl.program_id(0)
@@ -394,46 +372,38 @@ def chunk_backward(
     found = repeated(tl.zeros([CHUNKS], tl.float32), NUM_PAIRS)
     for start in range(0, K.C, WIDTH):
         channels = start + tl.arange(0, WIDTH)
-        wide = tl.broadcast_to(channels[None, :], (CHUNKS, WIDTH))
-        form = load_spectrum(side.spectrum, at.head, wide, K)
-        slopes = load_spectrum(side.spectrum, at.head, wide, K)
+        form, slopes = (
+            load_form(side, at, channels, CHUNKS, K),
+            load_form(side, at, channels, CHUNKS, K),
+        )
         a, zero = own_factors(tl.zeros([CHUNKS, WIDTH], tl.float32), AVERAGE)
-        f1 = repeated(a, CHUNK)
-        f2 = repeated(zero, CHUNK)
-        d1 = f2
-        d2 = f2
-        d_rows = f2
-        d_gamma = zero
-        d_omega2 = zero
+        f1, f2 = repeated(a, CHUNK), repeated(zero, CHUNK)
+        d1, d2, d_rows = f2, f2, f2
+        d_gamma, d_omega2 = zero, zero
         rows = load_rows(row_ptr, at, first, channels, K)
         for i in tl.static_range(CHUNK - 1, -1, -1):
-            x, u = load_side(side, at, first + i, present[i], channels, K)
+            x, u = lib.load_side(side, at, first + i, present[i], channels, K)
             share = shares[pair(i, i)][:, None]
-            sum1 = share * rows[i]
-            sum2 = zero
-            slope1 = zero
-            slope2 = zero
-            late = zero
+            sum1, sum2 = share * rows[i], zero
+            slope1, slope2, late = zero, zero, zero
             if OF_KEYS:
                 d_rows = put(d_rows, i, d_rows[i] + share * x)
             else:
                 found = put(found, pair(i, i), found[pair(i, i)] + tl.sum(rows[i] * x, 1))
             if i < CHUNK - 1:
                 s = gaps[i][:, None]
-                gap = gap_functions(s, form, K)
-                m = step_matrix(gap, form)
+                gap = cf.gap_functions(s, form, K)
+                m = cf.step_matrix(gap, form)
                 if SPECTRAL:
-                    f, g = gap_slopes(s, form, slopes, gap, K)
-                    n = slope_matrix(s, gap.g12, f, g, form, K)
+                    f, g = cf.gap_slopes(s, form, slopes, gap, K)
+                    n = cf.slope_matrix(s, gap, f, g, form, K)
             for j in tl.static_range(i + 1, CHUNK):
                 if SPECTRAL:
                     a, b = move(f1[j], f2[j], n, AVERAGE)
                     a, b = move_onto(a, b, d1[j], d2[j], m)
-                    d1 = put(d1, j, a)
-                    d2 = put(d2, j, b)
+                    d1, d2 = put(d1, j, a), put(d2, j, b)
                 a, b = move(f1[j], f2[j], m, AVERAGE)
-                f1 = put(f1, j, a)
-                f2 = put(f2, j, b)
+                f1, f2 = put(f1, j, a), put(f2, j, b)
                 share = shares[pair(j, i)][:, None]
                 d_factor = share * rows[j]
                 sum1 += d_factor * a
@@ -452,9 +422,9 @@ def chunk_backward(
                 else:
                     part = tl.sum(rows[j] * moved, 1)
                     found = put(found, pair(j, i), found[pair(j, i)] + part)
-            store_plane(d_side.x + at.row * K.C, first + i, sum1, channels, K)
+            lib.store_plane(d_side.x + at.row * K.C, first + i, sum1, channels, K)
             if HAS_U:
-                store_plane(d_side.velocity + at.row * K.C, first + i, sum2, channels, K)
+                lib.store_plane(d_side.velocity + at.row * K.C, first + i, sum2, channels, K)
             if SPECTRAL:
                 more_gamma, more_omega2 = spectral_sums(
                     slope1, slope2, late, form, x, u, HAS_U, AVERAGE
@@ -463,9 +433,9 @@ def chunk_backward(
                 d_omega2 += more_omega2
         if OF_KEYS:
             for j in tl.static_range(CHUNK):
-                store_plane(grads.q + at.row * K.C, first + j, d_rows[j], channels, K)
+                lib.store_plane(grads.q + at.row * K.C, first + j, d_rows[j], channels, K)
         if SPECTRAL:
-            store_spectral(d_side.spectrum, program, d_gamma, d_omega2, channels, K)
+            lib.store_spectral(d_side.spectrum, program, d_gamma, d_omega2, channels, K)
     if not OF_KEYS:
         if AVERAGE:
             for j in tl.static_range(CHUNK):

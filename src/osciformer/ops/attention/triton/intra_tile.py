@@ -15,29 +15,9 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from osciformer.ops.attention.triton.closed_form import (
-    damping_matrix,
-    gap_functions,
-    gap_slopes,
-    load_spectrum,
-    slope_matrix,
-    step_matrix,
-)
-from osciformer.ops.attention.triton.primitives import (
-    TILE,
-    WIDTH,
-    add_plane,
-    load_lse,
-    load_side,
-    load_tokens,
-    locate,
-    logsumexp,
-    present_tokens,
-    product,
-    softmax_step,
-    store_spectral,
-    time_at,
-)
+from osciformer.ops.attention.triton import closed_form as cf
+from osciformer.ops.attention.triton import primitives as lib
+from osciformer.ops.attention.triton.primitives import TILE, WIDTH, product
 
 #: Levels of halving: from blocks of two chunks to the tile.
 FIRST_LEVEL = tl.constexpr(3)
@@ -62,10 +42,10 @@ def find_halves(level, tile, at, mask):
     n = 1 << level
     within = place & (n - 1)
     keys = tile * TILE + 2 * (place - within) + within
-    r = time_at(at, keys - within + n)
-    until = r - time_at(at, keys)
-    since = time_at(at, keys + n) - r
-    return Halves(keys, keys + n, until, since, present_tokens(mask, at, keys))
+    r = lib.time_at(at, keys - within + n)
+    until = r - lib.time_at(at, keys)
+    since = lib.time_at(at, keys + n) - r
+    return Halves(keys, keys + n, until, since, lib.present_tokens(mask, at, keys))
 
 
 @triton.jit
@@ -79,16 +59,9 @@ def meeting_gaps(level, halves):
 
 
 @triton.jit
-def state_of(m, x, u, HAS_U: tl.constexpr):
-    """Return position, velocity and integral of tokens after the `Step` m."""
-    x1 = m.p11 * x
-    x2 = m.p21 * x
-    xs = m.i11 * x
-    if HAS_U:
-        x1 += m.p12 * u
-        x2 += m.p22 * u
-        xs += m.i12 * u
-    return x1, x2, xs
+def factors_of(m, AVERAGE: tl.constexpr):
+    """Return what a row multiplies position and velocity before the `Step` m with."""
+    return (m.i11, m.i12) if AVERAGE else (m.p11, m.p12)
 
 
 @triton.jit
@@ -99,12 +72,12 @@ def level_logits(q_ptr, side, halves, at, K: tl.constexpr):
     for start in range(0, K.C, WIDTH):
         channels = start + tl.arange(0, WIDTH)
         wide = tl.broadcast_to(channels[None, :], (HALF, WIDTH))
-        form = load_spectrum(side.spectrum, at.head, wide, K)
-        q = load_tokens(q_ptr, at, halves.rows, halves.rows < at.length, channels, K)
-        x, u = load_side(side, at, halves.keys, halves.present, channels, K)
-        gap = gap_functions(halves.until[:, None], form, K)
-        x1, x2, xs = state_of(step_matrix(gap, form), x, u, HAS_U)
-        m = step_matrix(gap_functions(halves.since[:, None], form, K), form)
+        form = cf.load_spectrum(side.spectrum, at.head, wide, K)
+        q = lib.load_tokens(q_ptr, at, halves.rows, halves.rows < at.length, channels, K)
+        x, u = lib.load_side(side, at, halves.keys, halves.present, channels, K)
+        gap = cf.gap_functions(halves.until[:, None], form, K)
+        x1, x2, xs = cf.state_of(cf.step_matrix(gap, form), x, u, HAS_U)
+        m = cf.step_matrix(cf.gap_functions(halves.since[:, None], form, K), form)
         raw += product(q.to(K.OPERAND), tl.trans(xs.to(K.OPERAND)), K)
         raw += product((q * m.i11).to(K.OPERAND), tl.trans(x1.to(K.OPERAND)), K)
         raw += product((q * m.i12).to(K.OPERAND), tl.trans(x2.to(K.OPERAND)), K)
@@ -116,10 +89,10 @@ def tile_forward(t, out_ptr, lse_ptr, sizes, K: tl.constexpr):
     """Add to each row the keys of its tile that are not of its chunk.
 
     `out_ptr` ``[B H, padded, C]`` and `lse_ptr` ``[B H, padded]`` hold output and logsumexp (base
-    2) over nearer keys and are updated. One program takes one tile of one head.
+    2) over nearer keys and are updated.
     """
     tile = tl.program_id(0)
-    at = locate(t.times, sizes, K)
+    at = lib.locate(t.times, sizes, K)
     HAS_U: tl.constexpr = t.v.velocity is not None
     for level in range(FIRST_LEVEL, NUM_LEVELS):
         halves = find_halves(level, tile, at, t.mask)
@@ -128,8 +101,8 @@ def tile_forward(t, out_ptr, lse_ptr, sizes, K: tl.constexpr):
         logits = tl.where(inverse > 0, raw * inverse * sizes.logit_scale, float("-inf"))
         nearer = tl.load(lse_ptr + at.row + halves.rows)
         mass = tl.where(nearer == float("-inf"), 0.0, 1.0)
-        top, mass, weights, keep = softmax_step(nearer, mass, logits)
-        lse, safe = logsumexp(top, mass)
+        top, mass, weights, keep = lib.softmax_step(nearer, mass, logits)
+        lse, safe = lib.logsumexp(top, mass)
         tl.store(lse_ptr + at.row + halves.rows, lse)
         unit = 1.0 / safe
         if K.AVERAGE:
@@ -138,14 +111,12 @@ def tile_forward(t, out_ptr, lse_ptr, sizes, K: tl.constexpr):
         for start in range(0, K.C, WIDTH):
             channels = start + tl.arange(0, WIDTH)
             wide = tl.broadcast_to(channels[None, :], (HALF, WIDTH))
-            form = load_spectrum(t.v.spectrum, at.head, wide, K)
-            x, u = load_side(t.v, at, halves.keys, halves.present, channels, K)
-            gap = gap_functions(halves.until[:, None], form, K)
-            x1, x2, xs = state_of(step_matrix(gap, form), x, u, HAS_U)
-            m = step_matrix(gap_functions(halves.since[:, None], form, K), form)
-            f1, f2 = m.p11, m.p12
-            if K.AVERAGE:
-                f1, f2 = m.i11, m.i12
+            form = cf.load_spectrum(t.v.spectrum, at.head, wide, K)
+            x, u = lib.load_side(t.v, at, halves.keys, halves.present, channels, K)
+            gap = cf.gap_functions(halves.until[:, None], form, K)
+            x1, x2, xs = cf.state_of(cf.step_matrix(gap, form), x, u, HAS_U)
+            m = cf.step_matrix(cf.gap_functions(halves.since[:, None], form, K), form)
+            f1, f2 = factors_of(m, K.AVERAGE)
             more = f1 * product(weights, x1.to(K.OPERAND), K)
             more += f2 * product(weights, x2.to(K.OPERAND), K)
             if K.AVERAGE:
@@ -162,12 +133,12 @@ def tile_forward(t, out_ptr, lse_ptr, sizes, K: tl.constexpr):
 @triton.jit
 def row_sums(times_ptr, out_ptr, d_out_ptr, d_lse_ptr, delta_ptr, sizes, K: tl.constexpr):
     """Write delta, the inner product of output and its gradient less the logsumexp's gradient."""
-    at = locate(times_ptr, sizes, K)
+    at = lib.locate(times_ptr, sizes, K)
     rows = tl.program_id(0) * TILE + tl.arange(0, TILE)
     inside = rows < at.length
     channels = tl.arange(0, K.C)
-    out = load_tokens(out_ptr, at, rows, inside, channels, K)
-    d_out = load_tokens(d_out_ptr, at, rows, inside, channels, K)
+    out = lib.load_tokens(out_ptr, at, rows, inside, channels, K)
+    d_out = lib.load_tokens(d_out_ptr, at, rows, inside, channels, K)
     # The logsumexp is to base 2; its gradient is wanted for base e.
     d_lse = tl.load(d_lse_ptr + at.row + rows) * 1.4426950408889634
     tl.store(delta_ptr + at.row + rows, tl.sum(out * d_out, 1) - d_lse)
@@ -177,10 +148,7 @@ def row_sums(times_ptr, out_ptr, d_out_ptr, d_lse_ptr, delta_ptr, sizes, K: tl.c
 def level_backward(
     t, up, grads, shares, program, halves, at, OF_KEYS: tl.constexpr, K: tl.constexpr
 ):
-    """Add to the gradients of one side at one level, as `chunk_backward` does for a chunk.
-
-    Returns the gradients of the weights, unless OF_KEYS.
-    """
+    """Add to the gradients of one side at one level; return those of weights, unless OF_KEYS."""
     AVERAGE: tl.constexpr = OF_KEYS or K.AVERAGE
     SPECTRAL: tl.constexpr = grads.k.spectrum is not None
     side = t.k if OF_KEYS else t.v
@@ -194,60 +162,51 @@ def level_backward(
     for start in range(0, K.C, WIDTH):
         channels = start + tl.arange(0, WIDTH)
         wide = tl.broadcast_to(channels[None, :], (HALF, WIDTH))
-        form = load_spectrum(side.spectrum, at.head, wide, K)
-        x, u = load_side(side, at, keys, halves.present, channels, K)
-        row = load_tokens(row_ptr, at, rows, rows < at.length, channels, K)
+        form = cf.load_spectrum(side.spectrum, at.head, wide, K)
+        x, u = lib.load_side(side, at, keys, halves.present, channels, K)
+        row = lib.load_tokens(row_ptr, at, rows, rows < at.length, channels, K)
         s = halves.until[:, None]
-        gap = gap_functions(s, form, K)
-        m = step_matrix(gap, form)
+        gap = cf.gap_functions(s, form, K)
+        m = cf.step_matrix(gap, form)
         if SPECTRAL:
-            slopes = load_spectrum(side.spectrum, at.head, wide, K)
-            f, j = gap_slopes(s, form, slopes, gap, K)
-            by_omega2 = state_of(slope_matrix(s, gap.g12, f, j, form, K), x, u, HAS_U)
-            by_gamma = state_of(damping_matrix(s, gap.g12, f, j, form, K), x, u, HAS_U)
-        x1, x2, xs = state_of(m, x, u, HAS_U)
+            slopes = cf.load_spectrum(side.spectrum, at.head, wide, K)
+            f, j = cf.gap_slopes(s, form, slopes, gap, K)
+            by_omega2 = cf.state_of(cf.slope_matrix(s, gap, f, j, form, K), x, u, HAS_U)
+            by_gamma = cf.state_of(cf.damping_matrix(s, gap, f, j, form, True, K), x, u, HAS_U)
+        x1, x2, xs = cf.state_of(m, x, u, HAS_U)
         s = halves.since[:, None]
-        gap = gap_functions(s, form, K)
-        n = step_matrix(gap, form)
-        f1, f2 = n.p11, n.p12
-        if AVERAGE:
-            f1, f2 = n.i11, n.i12
-        first = (row * f1).to(K.OPERAND)
-        second = (row * f2).to(K.OPERAND)
-        d_x1 = product(tl.trans(part), first, K)
-        d_x2 = product(tl.trans(part), second, K)
+        gap = cf.gap_functions(s, form, K)
+        f1, f2 = factors_of(cf.step_matrix(gap, form), AVERAGE)
+        first, second = (row * f1).to(K.OPERAND), (row * f2).to(K.OPERAND)
+        d_x1, d_x2 = product(tl.trans(part), first, K), product(tl.trans(part), second, K)
         d_xs = tl.zeros([HALF, WIDTH], tl.float32)
         if AVERAGE:
             d_xs = product(tl.trans(part), row.to(K.OPERAND), K)
-        more = d_x1 * m.p11 + d_x2 * m.p21 + d_xs * m.i11
-        add_plane(d_side.x + plane, keys, more, channels, K)
+        d_x, d_u = cf.state_adjoint(m, d_x1, d_x2, d_xs)
+        lib.add_plane(d_side.x + plane, keys, d_x, channels, K)
         if HAS_U:
-            more = d_x1 * m.p12 + d_x2 * m.p22 + d_xs * m.i12
-            add_plane(d_side.velocity + plane, keys, more, channels, K)
+            lib.add_plane(d_side.velocity + plane, keys, d_u, channels, K)
         if not OF_KEYS:
             found += product(first, tl.trans(x1.to(K.OPERAND)), K)
             found += product(second, tl.trans(x2.to(K.OPERAND)), K)
             if AVERAGE:
                 found += product(row.to(K.OPERAND), tl.trans(xs.to(K.OPERAND)), K)
         if OF_KEYS or SPECTRAL:
-            y1 = product(part, x1.to(K.OPERAND), K)
-            y2 = product(part, x2.to(K.OPERAND), K)
+            y1, y2 = product(part, x1.to(K.OPERAND), K), product(part, x2.to(K.OPERAND), K)
         if OF_KEYS:
             more = f1 * y1 + f2 * y2 + product(part, xs.to(K.OPERAND), K)
-            add_plane(grads.q + plane, rows, more, channels, K)
+            lib.add_plane(grads.q + plane, rows, more, channels, K)
         if SPECTRAL:
             d_gamma = d_x1 * by_gamma[0] + d_x2 * by_gamma[1] + d_xs * by_gamma[2]
             d_omega2 = d_x1 * by_omega2[0] + d_x2 * by_omega2[1] + d_xs * by_omega2[2]
-            f, j = gap_slopes(s, form, slopes, gap, K)
-            omega2_step = slope_matrix(s, gap.g12, f, j, form, K)
-            gamma_step = damping_matrix(s, gap.g12, f, j, form, K)
-            if AVERAGE:
-                d_gamma += y1 * (row * gamma_step.i11) + y2 * (row * gamma_step.i12)
-                d_omega2 += y1 * (row * omega2_step.i11) + y2 * (row * omega2_step.i12)
-            else:
-                d_gamma += y1 * (row * gamma_step.p11) + y2 * (row * gamma_step.p12)
-                d_omega2 += y1 * (row * omega2_step.p11) + y2 * (row * omega2_step.p12)
-            store_spectral(d_side.spectrum, program, d_gamma, d_omega2, channels, K)
+            f, j = cf.gap_slopes(s, form, slopes, gap, K)
+            omega2_step = cf.slope_matrix(s, gap, f, j, form, K)
+            gamma_step = cf.damping_matrix(s, gap, f, j, form, True, K)
+            f1, f2 = factors_of(gamma_step, AVERAGE)
+            d_gamma += y1 * (row * f1) + y2 * (row * f2)
+            f1, f2 = factors_of(omega2_step, AVERAGE)
+            d_omega2 += y1 * (row * f1) + y2 * (row * f2)
+            lib.store_spectral(d_side.spectrum, program, d_gamma, d_omega2, channels, K)
     return found
 
 
@@ -258,14 +217,14 @@ def tile_backward(t, up, grads, sizes, K: tl.constexpr):
     Those of gamma and omega^2 are written per program and level, ``[B H, tiles, levels, 2, C]``.
     """
     tile = tl.program_id(0)
-    at = locate(t.times, sizes, K)
+    at = lib.locate(t.times, sizes, K)
     program = at.plane * tl.num_programs(0) + tile
     for level in range(FIRST_LEVEL, NUM_LEVELS):
         part = program * (NUM_LEVELS - FIRST_LEVEL) + level - FIRST_LEVEL
         halves = find_halves(level, tile, at, t.mask)
         inverse = meeting_gaps(level, halves)
         raw = level_logits(t.q, t.k, halves, at, K)
-        lse = load_lse(up.lse + at.row, halves.rows)
+        lse = lib.load_lse(up.lse + at.row, halves.rows)
         weights = tl.exp2(raw * inverse * sizes.logit_scale - lse[:, None])
         weights = tl.where(inverse > 0, weights, 0.0)
         shares = weights
@@ -288,22 +247,21 @@ def tile_backward(t, up, grads, sizes, K: tl.constexpr):
 def has_ties(at, tile):
     """Return whether a token of the tile shares its time with another token, of any tile."""
     tokens = tile * TILE + tl.arange(0, TILE)
-    t = time_at(at, tokens)
-    after = (time_at(at, tokens + 1) == t) & (tokens + 1 < at.length)
-    before = (time_at(at, tl.maximum(tokens - 1, 0)) == t) & (tokens > 0)
+    t = lib.time_at(at, tokens)
+    after = (lib.time_at(at, tokens + 1) == t) & (tokens + 1 < at.length)
+    before = (lib.time_at(at, tl.maximum(tokens - 1, 0)) == t) & (tokens > 0)
     return tl.max(((after | before) & (tokens < at.length)).to(tl.int32), 0) > 0
 
 
 @triton.jit
 def tie_range(at, tile):
     """Return the first and the last tile that hold a token at a time of this tile."""
-    low = tile
-    high = tile
-    first = time_at(at, tile * TILE)
-    last = time_at(at, tile * TILE + TILE - 1)
-    while time_at(at, tl.maximum(low * TILE - 1, 0)) == first and low > 0:
+    low, high = tile, tile
+    first = lib.time_at(at, tile * TILE)
+    last = lib.time_at(at, tile * TILE + TILE - 1)
+    while lib.time_at(at, tl.maximum(low * TILE - 1, 0)) == first and low > 0:
         low -= 1
-    while time_at(at, (high + 1) * TILE) == last and (high + 1) * TILE < at.length:
+    while lib.time_at(at, (high + 1) * TILE) == last and (high + 1) * TILE < at.length:
         high += 1
     return low, high
 
@@ -320,34 +278,37 @@ def tied_logits(t, at, tile, other, sizes, K: tl.constexpr):
     """Return the logits of the rows of `tile` for the keys of `other` at the same times."""
     rows = tile * TILE + tl.arange(0, TILE)
     keys = other * TILE + tl.arange(0, TILE)
-    present = present_tokens(t.mask, at, keys)
-    same = time_at(at, rows)[:, None] == time_at(at, keys)[None, :]
+    present = lib.present_tokens(t.mask, at, keys)
+    same = lib.time_at(at, rows)[:, None] == lib.time_at(at, keys)[None, :]
     raw = tl.zeros([TILE, TILE], tl.float32)
     for start in range(0, K.C, WIDTH):
         channels = start + tl.arange(0, WIDTH)
-        q = load_tokens(t.q, at, rows, rows < at.length, channels, K)
-        k = load_tokens(t.k.x, at, keys, present, channels, K)
+        q = lib.load_tokens(t.q, at, rows, rows < at.length, channels, K)
+        k = lib.load_tokens(t.k.x, at, keys, present, channels, K)
         raw += product(q.to(K.OPERAND), tl.trans(k.to(K.OPERAND)), K)
     return tl.where(same & present[None, :], raw * sizes.logit_scale, float("-inf"))
 
 
 @triton.jit
+def tied_sums(weights, x, at, other, channels, K: tl.constexpr):
+    """Return `weights` times the tokens of tile `other`."""
+    others = other * TILE + tl.arange(0, TILE)
+    theirs = lib.load_tokens(x, at, others, others < at.length, channels, K)
+    return product(weights, theirs.to(K.OPERAND), K)
+
+
+@triton.jit
 def tied_output(logits, shift, t, at, other, channels, K: tl.constexpr):
     """Return what the keys of tile `other` add to the output, given logsumexps `shift`."""
-    others = other * TILE + tl.arange(0, TILE)
-    v = load_tokens(t.v.x, at, others, others < at.length, channels, K)
     part = tl.exp2(logits - shift[:, None]).to(K.OPERAND)
-    return product(part, v.to(K.OPERAND), K)
+    return tied_sums(part, t.v.x, at, other, channels, K)
 
 
 @triton.jit
 def ties_forward(t, out_ptr, lse_ptr, sizes, K: tl.constexpr):
-    """Add to each row the other keys at its time.
-
-    `out_ptr` ``[B H, padded, C]`` and `lse_ptr` ``[B H, padded]`` are updated.
-    """
+    """Add to each row the other keys at its time; shapes are those of `tile_forward`."""
     tile = tl.program_id(0)
-    at = locate(t.times, sizes, K)
+    at = lib.locate(t.times, sizes, K)
     tokens = tile * TILE + tl.arange(0, TILE)
     if has_ties(at, tile):
         low, high = tie_range(at, tile)
@@ -357,8 +318,8 @@ def ties_forward(t, out_ptr, lse_ptr, sizes, K: tl.constexpr):
         for other in range(low, high + 1):
             logits = tied_logits(t, at, tile, other, sizes, K)
             logits = tl.where(are_different(tile, other), logits, float("-inf"))
-            top, mass, _, keep = softmax_step(top, mass, logits)
-        lse, _ = logsumexp(top, mass)
+            top, mass, _, keep = lib.softmax_step(top, mass, logits)
+        lse, _ = lib.logsumexp(top, mass)
         tl.store(lse_ptr + at.row + tokens, lse)
         shift = tl.where(mass > 0, lse, 0.0)
         keep = tl.exp2(before - shift)
@@ -379,12 +340,12 @@ def tied_pairs(t, up, at, tile, other, sizes, K: tl.constexpr):
     logits = tied_logits(t, at, tile, other, sizes, K)
     rows = tile * TILE + tl.arange(0, TILE)
     keys = other * TILE + tl.arange(0, TILE)
-    weights = tl.exp2(logits - load_lse(up.lse + at.row, rows)[:, None])
+    weights = tl.exp2(logits - lib.load_lse(up.lse + at.row, rows)[:, None])
     d_weights = tl.zeros([TILE, TILE], tl.float32)
     for start in range(0, K.C, WIDTH):
         channels = start + tl.arange(0, WIDTH)
-        o = load_tokens(up.d_out, at, rows, rows < at.length, channels, K)
-        v = load_tokens(t.v.x, at, keys, keys < at.length, channels, K)
+        o = lib.load_tokens(up.d_out, at, rows, rows < at.length, channels, K)
+        v = lib.load_tokens(t.v.x, at, keys, keys < at.length, channels, K)
         d_weights += product(o.to(K.OPERAND), tl.trans(v.to(K.OPERAND)), K)
     delta = tl.load(up.delta + at.row + rows)
     d_raw = weights * (d_weights - delta[:, None]) * sizes.scale
@@ -395,14 +356,12 @@ def tied_pairs(t, up, at, tile, other, sizes, K: tl.constexpr):
 def ties_backward(t, up, grads, sizes, K: tl.constexpr):
     """Add to the gradients ``[B H, padded, C]`` of queries, keys and values those of ties."""
     tile = tl.program_id(0)
-    at = locate(t.times, sizes, K)
+    at = lib.locate(t.times, sizes, K)
     tokens = tile * TILE + tl.arange(0, TILE)
     plane = at.row * K.C
     if has_ties(at, tile):
         low, high = tie_range(at, tile)
         for other in range(low, high + 1):
-            others = other * TILE + tl.arange(0, TILE)
-            inside = others < at.length
             different = are_different(tile, other)
             _, d_raw = tied_pairs(t, up, at, tile, other, sizes, K)
             weights, d_raw_back = tied_pairs(t, up, at, other, tile, sizes, K)
@@ -411,12 +370,9 @@ def ties_backward(t, up, grads, sizes, K: tl.constexpr):
             d_raw_back = tl.trans(tl.where(different, d_raw_back, 0.0).to(K.OPERAND))
             for start in range(0, K.C, WIDTH):
                 channels = start + tl.arange(0, WIDTH)
-                k = load_tokens(t.k.x, at, others, inside, channels, K)
-                q = load_tokens(t.q, at, others, inside, channels, K)
-                o = load_tokens(up.d_out, at, others, inside, channels, K)
-                more = product(d_raw, k.to(K.OPERAND), K)
-                add_plane(grads.q + plane, tokens, more, channels, K)
-                more = product(d_raw_back, q.to(K.OPERAND), K)
-                add_plane(grads.k.x + plane, tokens, more, channels, K)
-                more = product(weights, o.to(K.OPERAND), K)
-                add_plane(grads.v.x + plane, tokens, more, channels, K)
+                more = tied_sums(d_raw, t.k.x, at, other, channels, K)
+                lib.add_plane(grads.q + plane, tokens, more, channels, K)
+                more = tied_sums(d_raw_back, t.q, at, other, channels, K)
+                lib.add_plane(grads.k.x + plane, tokens, more, channels, K)
+                more = tied_sums(weights, up.d_out, at, other, channels, K)
+                lib.add_plane(grads.v.x + plane, tokens, more, channels, K)

@@ -2,58 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 import triton
 from torch import Tensor
 
+from osciformer.ops.attention.triton import intra_chunk, intra_tile, shared_path, sweep
 from osciformer.ops.attention.triton.call import Call, Stage, is_interpreted, stages_for
-from osciformer.ops.attention.triton.intra_chunk import (
-    NUM_PAIRS,
-    chunk_backward,
-    chunk_keys,
-    chunk_values,
-)
-from osciformer.ops.attention.triton.intra_tile import (
-    FIRST_LEVEL,
-    NUM_LEVELS,
-    row_sums,
-    ties_backward,
-    ties_forward,
-    tile_backward,
-    tile_forward,
-)
-from osciformer.ops.attention.triton.primitives import (
-    CHUNK,
-    TILE,
-    WIDTH,
-    Gradients,
-    Side,
-    Upstream,
-)
-from osciformer.ops.attention.triton.shared_path import (
-    COLUMNS,
-    SpanPath,
-    TilePath,
-    path_between,
-    path_between_backward,
-    path_factors,
-    path_factors_backward,
-    tile_path_backward,
-    tile_path_forward,
-)
-from osciformer.ops.attention.triton.sweep import (
-    Spans,
-    factors_backward,
-    set_up,
-    span_matrices,
-    sweep_forward,
-    sweep_keys,
-    sweep_rows,
-    weigh_rows,
-)
+from osciformer.ops.attention.triton.primitives import CHUNK, TILE, WIDTH, Gradients, Side, Upstream
+from osciformer.ops.attention.triton.shared_path import COLUMNS, SpanPath, TilePath
+from osciformer.ops.attention.triton.sweep import Spans
 
 # --- Options of kernels. --------------------------------------------------------------------------
 
@@ -63,10 +22,6 @@ def _chunk_options(call: Call) -> dict[str, Any]:
     # interpreter is the faster the more a program does.
     chunks = 8 if is_interpreted() else 64 // min(call.channels, 32)
     return {"CHUNKS": chunks, "K": call.format, "num_warps": 1, "num_stages": 1}
-
-
-def _chunk_grid(call: Call) -> tuple[int, int, int]:
-    return call.grid(CHUNK.value * _chunk_options(call)["CHUNKS"])
 
 
 def _half_tile_options(call: Call) -> dict[str, Any]:
@@ -85,8 +40,9 @@ def _token_options(call: Call) -> dict[str, Any]:
     return {"K": call.format, "num_warps": 4}
 
 
-def _sweep_options(call: Call, stage: Stage) -> dict[str, Any]:
-    options = {"GROUP": call.num_spans(stage)[1], "S": stage.cut, "K": call.format}
+def _sweep_options(call: Call, stage: Stage, turn: tuple[bool, bool]) -> dict[str, Any]:
+    """Return options of a sweep; `turn` says whether it is for keys and for values."""
+    options = {"GROUP": call.num_spans(stage)[1], "S": stage.cut(*turn), "K": call.format}
     options |= {"num_warps": stage.warps, "num_stages": stage.stages}
     return options if stage.registers is None else options | {"maxnreg": stage.registers}
 
@@ -99,24 +55,24 @@ def empty_spans(call: Call) -> Spans:
     return Spans(*(call.buffer(n, call.format.dtype) for n in (3, 3, 2, 2)))
 
 
-def fill_set_up(call: Call, stage: Stage, spans: Spans) -> None:
+def _fill_set_up(call: Call, stage: Stage, spans: Spans) -> None:
     """Write states and row factors of a stage."""
     t = call.tokens
     buffers = ((spans.key_state, spans.key_factor), (spans.value_state, spans.value_factor))
-    for (side, is_average), (state, factor) in zip(call.sides(), buffers, strict=True):
-        given = (side, t.times, t.mask, state, factor, call.sizes, stage.span)
-        set_up[call.grid(TILE.value)](*given, AVERAGE=is_average, **_token_options(call))
+    for (side, precision), buffer in zip(call.sides(), buffers, strict=True):
+        given = (side, t.times, t.mask, *buffer, call.sizes, stage.span)
+        sweep.set_up[call.grid(TILE.value)](*given, K=precision, num_warps=4)
 
 
-def with_matrices(call: Call, stage: Stage, spans: Spans, *, is_spectral: bool) -> Spans:
+def _with_matrices(call: Call, stage: Stage, spans: Spans, *, is_spectral: bool) -> Spans:
     """Return a set-up with the spans between the ends of key spans and the starts of row spans."""
     count, group = call.num_spans(stage)
     found = []
-    for side, is_average in call.sides():
+    for side, precision in call.sides():
         matrix = call.new(call.num_planes, count, group, 18 if is_spectral else 6, call.channels)
         given = (call.tokens.times, side.spectrum, matrix, call.sizes, stage.span, group)
-        options = {"SPECTRAL": is_spectral, "AVERAGE": is_average, "K": call.format}
-        span_matrices[(count, call.heads, call.batch)](*given, **options, num_warps=4)
+        options = {"SPECTRAL": is_spectral, "K": precision, "num_warps": 4}
+        sweep.span_matrices[(count, call.heads, call.batch)](*given, **options)
         found.append(matrix)
     return spans._replace(key_matrix=found[0], value_matrix=found[1])
 
@@ -141,37 +97,35 @@ def run_forward(call: Call) -> tuple[Tensor, Tensor, Tensor]:
 
 def _forward_part(call: Call, out: Tensor, lse: Tensor) -> None:
     acc, spans = call.buffer(1), empty_spans(call)
-    _forward_tiles(call, spans, acc, lse)
+    grid, pairs = _chunk_weights(call, spans, lse)
+    given = (call.tokens, spans, pairs, acc, call.sizes)
+    intra_chunk.chunk_values[grid](*given, **_chunk_options(call))
+    rows, grid = (call.tokens, acc, lse, call.sizes), call.grid(TILE.value)
+    intra_tile.tile_forward[grid](*rows, **_half_tile_options(call))
+    if not call.is_strict:
+        intra_tile.ties_forward[grid](*rows, **_tile_options(call))
     stages = stages_for(call.tiling.forward, call.length)
     for stage in stages:
         # The kernels of chunks have written the set-up of the first.
         if stage is not stages[0]:
-            fill_set_up(call, stage, spans)
-        whole = with_matrices(call, stage, spans, is_spectral=False)
+            _fill_set_up(call, stage, spans)
+        whole = _with_matrices(call, stage, spans, is_spectral=False)
         _forward_sweep(call, stage, whole, acc, lse, out if stage is stages[-1] else None)
         del whole  # the matrices of two stages need not exist at once
 
 
-def _chunk_weights(call: Call, spans: Spans, lse: Tensor) -> Tensor:
-    """Return the weights of pairs within chunks ``[B H, 36, padded / 8]``.
+def _chunk_weights(call: Call, spans: Spans, lse: Tensor) -> tuple[tuple[int, int, int], Tensor]:
+    """Return the grid of chunks, and weights of pairs within them ``[B H, 36, padded / 8]``.
 
     The forward pass gives buffers for the set-up, the backward pass none.
     """
-    pairs = call.new(call.num_planes, NUM_PAIRS.value, call.padded // CHUNK.value)
+    options = _chunk_options(call)
+    grid = call.grid(CHUNK.value * options["CHUNKS"])
+    count = intra_chunk.NUM_PAIRS.value
+    pairs = call.new(call.num_planes, count, call.padded // CHUNK.value)
     given = (call.tokens, spans, pairs, lse, call.sizes)
-    chunk_keys[_chunk_grid(call)](*given, STRICT=call.is_strict, **_chunk_options(call))
-    return pairs
-
-
-def _forward_tiles(call: Call, spans: Spans, acc: Tensor, lse: Tensor) -> None:
-    """Write output and logsumexp over each row's tile, and the set-up of the first sweep."""
-    pairs = _chunk_weights(call, spans, lse)
-    given = (call.tokens, spans, pairs, acc, call.sizes)
-    chunk_values[_chunk_grid(call)](*given, **_chunk_options(call))
-    rows, grid = (call.tokens, acc, lse, call.sizes), call.grid(TILE.value)
-    tile_forward[grid](*rows, **_half_tile_options(call))
-    if not call.is_strict:
-        ties_forward[grid](*rows, **_tile_options(call))
+    intra_chunk.chunk_keys[grid](*given, STRICT=call.is_strict, **options)
+    return grid, pairs
 
 
 def _forward_sweep(
@@ -181,37 +135,25 @@ def _forward_sweep(
     rest = call.span_times(stage.span)[1]
     grid = (triton.cdiv(call.length, stage.rows), call.heads, call.batch)
     given = (call.tokens, rest, spans, acc, lse, out, call.sizes)
-    sweep_forward[grid](*given, **_sweep_options(call, stage))
+    sweep.sweep_forward[grid](*given, **_sweep_options(call, stage, (True, True)))
 
 
 # --- Backward. ------------------------------------------------------------------------------------
 
 
-@dataclass
 class GradientSums:
-    """Sums of gradients: tokens as ``[B H, padded, C]`` float32, spectra as lists of parts.
+    """Sums of gradients. With `is_spectral` the spectra want some.
 
-    Gradients of velocities are None if there are no velocities. With `is_spectral` the spectra want
-    gradients.
+    `tokens` are those of q, k, v, and of velocities, or None, ``[B H, 1, padded, C]`` float32;
+    `parts`, of keys and of values, those of gamma and omega^2, ``[B H, programs, 2, C]``.
     """
 
-    call: Call
-    is_spectral: bool
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    key_velocity: Tensor | None
-    value_velocity: Tensor | None
-    key_spectrum: list[Tensor] = field(default_factory=list)
-    value_spectrum: list[Tensor] = field(default_factory=list)
-
-    @classmethod
-    def empty(cls, call: Call, *, is_spectral: bool) -> GradientSums:
-        """Return sums that are not written yet."""
+    def __init__(self, call: Call, *, is_spectral: bool) -> None:
         t = call.tokens
         tokens = (t.q, t.k.x, t.v.x, t.k.velocity, t.v.velocity)
-        sums = (None if x is None else call.buffer(1) for x in tokens)
-        return cls(call, is_spectral, *sums)  # type: ignore[arg-type]
+        self.call, self.is_spectral = call, is_spectral
+        self.tokens = [None if x is None else call.buffer(1) for x in tokens]
+        self.parts: tuple[list[Tensor], list[Tensor]] = [], []
 
     def new_part(self, count: int) -> Tensor:
         """Return an empty ``[B H, count, 2, C]``: gradients of a spectrum, by program."""
@@ -219,38 +161,38 @@ class GradientSums:
 
     def pointers(self, count: int) -> Gradients:
         """Return what a kernel of `count` programs a head writes to."""
-        key_part = value_part = None
+        spectra: list[Tensor | None] = [None, None]
         if self.is_spectral:
-            key_part, value_part = self.new_part(count), self.new_part(count)
-            self.key_spectrum.append(key_part)
-            self.value_spectrum.append(value_part)
-        k, v = (self.k, self.key_velocity, key_part), (self.v, self.value_velocity, value_part)
-        return Gradients(self.q, Side(*k), Side(*v))
+            spectra = [self.new_part(count), self.new_part(count)]
+            for parts, part in zip(self.parts, spectra, strict=True):
+                parts.append(part)  # type: ignore[arg-type]
+        q, k, v, key_velocity, value_velocity = self.tokens
+        keys, values = Side(k, key_velocity, spectra[0]), Side(v, value_velocity, spectra[1])
+        return Gradients(q, keys, values)
 
-    def tokens(self) -> list[Tensor]:
+    def by_token(self) -> list[Tensor]:
         """Return the sums of q, k, v and of those velocities that exist, as ``[B, N, H, C]``."""
         call = self.call
         shape = (call.batch, call.heads, call.padded, call.channels)
-        sums = (self.q, self.k, self.v, self.key_velocity, self.value_velocity)
-        return [x.view(shape)[:, :, : call.length].transpose(1, 2) for x in sums if x is not None]
+        sums = (x.view(shape)[:, :, : call.length] for x in self.tokens if x is not None)
+        return [x.transpose(1, 2) for x in sums]
 
-    def spectra(self) -> tuple[Tensor, Tensor]:
+    def spectra(self) -> list[Tensor]:
         """Return the gradients of (gamma, omega^2) of keys and values, ``[2, H, C]`` float64."""
-        call = self.call
-        shape = (call.batch, call.heads, 2, call.channels)
-        sums = []
-        for parts in (self.key_spectrum, self.value_spectrum):
+        found = []
+        for parts in self.parts:
             total = sum(p.sum(1, dtype=torch.float64) for p in parts)
             assert isinstance(total, Tensor)
-            sums.append(total.view(shape).sum(0).transpose(0, 1))
-        return sums[0], sums[1]
+            total = total.unflatten(0, (self.call.batch, self.call.heads))
+            found.append(total.sum(0).transpose(0, 1))
+        return found
 
 
-def upstream(call: Call, out: Tensor, d_out: Tensor, lse: Tensor, d_lse: Tensor) -> Upstream:
+def _upstream(call: Call, out: Tensor, d_out: Tensor, lse: Tensor, d_lse: Tensor) -> Upstream:
     """Return what the kernels need of rows, delta included."""
     delta = call.per_row()
     given = (call.tokens.times, out, d_out, d_lse, delta, call.sizes)
-    row_sums[call.grid(TILE.value)](*given, **_token_options(call))
+    intra_tile.row_sums[call.grid(TILE.value)](*given, **_token_options(call))
     return Upstream(d_out, lse, delta)
 
 
@@ -272,27 +214,21 @@ def run_backward(
     """
     t = call.tokens
     if call.path is not None:
-        up = upstream(call, out, d_out, lse, d_lse)
+        up = _upstream(call, out, d_out, lse, d_lse)
         sums, d_path = _backward_path(call, call.path, biases, up)
-        tokens = [x.to(t.q.dtype).contiguous() for x in sums.tokens()]
+        tokens = [x.to(t.q.dtype).contiguous() for x in sums.by_token()]
         return [*tokens, *(x.contiguous() for x in sums.spectra()), d_path]
     given = (t.q, t.k.x, t.v.x, t.k.velocity, t.v.velocity)
     found = [torch.empty_like(x) for x in given if x is not None]
-    shape = (2, call.heads, call.channels)
-    spectra = [
-        torch.zeros(shape, dtype=torch.float64, device=call.device) for _ in range(2 * is_spectral)
-    ]
+    shape, device = (2, call.heads, call.channels), call.device
+    spectra = [torch.zeros(shape, dtype=torch.float64, device=device)] if is_spectral else []
+    spectra += [torch.zeros_like(x) for x in spectra]
     for series, heads in call.parts():
         piece = call.part(series, heads)
-        up = upstream(
-            piece,
-            out[series, :, heads],
-            d_out[series, :, heads],
-            call.planes_of(lse, series, heads),
-            call.planes_of(d_lse, series, heads),
-        )
-        sums = _backward_part(piece, up, is_spectral=is_spectral)
-        for to, x in zip(found, sums.tokens(), strict=True):
+        outs = (x[series, :, heads] for x in (out, d_out))
+        logsums = (call.planes_of(x, series, heads) for x in (lse, d_lse))
+        sums = _backward_part(piece, _upstream(piece, *outs, *logsums), is_spectral=is_spectral)
+        for to, x in zip(found, sums.by_token(), strict=True):
             to[series, :, heads] = x
         for to, more in zip(spectra, sums.spectra() if is_spectral else (), strict=True):
             to[:, heads] += more
@@ -300,19 +236,15 @@ def run_backward(
 
 
 def _backward_part(call: Call, up: Upstream, *, is_spectral: bool) -> GradientSums:
-    sums = GradientSums.empty(call, is_spectral=is_spectral)
+    sums = GradientSums(call, is_spectral=is_spectral)
     _backward_tiles(call, sums, up)
     spans = empty_spans(call)
-    stages = zip(
-        stages_for(call.tiling.rows, call.length),
-        stages_for(call.tiling.keys, call.length),
-        strict=True,
-    )
-    for along_rows, along_keys in stages:
+    by_rows, by_keys = (stages_for(s, call.length) for s in (call.tiling.rows, call.tiling.keys))
+    for along_rows, along_keys in zip(by_rows, by_keys, strict=True):
         if call.length <= along_rows.span:
             continue
-        fill_set_up(call, along_rows, spans)
-        whole = with_matrices(call, along_rows, spans, is_spectral=is_spectral)
+        _fill_set_up(call, along_rows, spans)
+        whole = _with_matrices(call, along_rows, spans, is_spectral=is_spectral)
         _backward_keys(call, along_keys, whole, sums, up, None)
         _backward_rows(call, along_rows, whole, sums, up, None)
         del whole
@@ -321,34 +253,32 @@ def _backward_part(call: Call, up: Upstream, *, is_spectral: bool) -> GradientSu
 
 def _backward_tiles(call: Call, sums: GradientSums, up: Upstream) -> None:
     """Write the gradients that pairs within tiles contribute."""
-    t, grid = call.tokens, _chunk_grid(call)
-    weights = _chunk_weights(call, Spans(None, None, None, None), up.lse)
+    t = call.tokens
+    grid, weights = _chunk_weights(call, Spans(None, None, None, None), up.lse)
     grads = sums.pointers(grid[0])
     given = (t, up, grads, weights, torch.empty_like(weights), call.sizes)
     # Values first: they give the gradients of the weights.
     for of_keys in (False, True):
-        chunk_backward[grid](*given, OF_KEYS=of_keys, **_chunk_options(call))
+        intra_chunk.chunk_backward[grid](*given, OF_KEYS=of_keys, **_chunk_options(call))
     grid = call.grid(TILE.value)
-    count = grid[0] * (NUM_LEVELS.value - FIRST_LEVEL.value)
-    grads = sums.pointers(count)
-    tile_backward[grid](t, up, grads, call.sizes, **_half_tile_options(call))
+    levels = intra_tile.NUM_LEVELS.value - intra_tile.FIRST_LEVEL.value
+    rows = (t, up, sums.pointers(grid[0] * levels), call.sizes)
+    intra_tile.tile_backward[grid](*rows, **_half_tile_options(call))
     if not call.is_strict:
-        ties_backward[grid](t, up, grads, call.sizes, **_tile_options(call))
+        intra_tile.ties_backward[grid](*rows, **_tile_options(call))
 
 
 def _weighed_rows(call: Call, x: Tensor, factor: Tensor) -> Tensor:
     """Return row factors times rows ``[B, N, H, C]``."""
     weighed = torch.empty_like(factor)
     given = (x, call.tokens.times, factor, weighed, call.sizes)
-    weigh_rows[call.grid(TILE.value)](*given, **_token_options(call))
+    sweep.weigh_rows[call.grid(TILE.value)](*given, **_token_options(call))
     return weighed
 
 
-def _turns(stage: Stage) -> tuple[dict[str, bool], ...]:
-    """Return which of keys and values the launches of a backward sweep take."""
-    if stage.is_split:
-        return {"OF_KEYS": True, "OF_VALUES": False}, {"OF_KEYS": False, "OF_VALUES": True}
-    return ({"OF_KEYS": True, "OF_VALUES": True},)
+def _turns(stage: Stage) -> list[tuple[bool, bool]]:
+    """Return whether each launch of a backward sweep takes keys, and whether it takes values."""
+    return [(True, False), (False, True)] if stage.is_split else [(True, True)]
 
 
 def _backward_keys(
@@ -362,7 +292,7 @@ def _backward_keys(
     grads = sums.pointers(grid[0])
     given = (call.tokens, *times, spans._replace(**factors), up, d_bias, grads, call.sizes)
     for turn in _turns(stage):
-        sweep_keys[grid](*given, **turn, **_sweep_options(call, stage))
+        sweep.sweep_keys[grid](*given, **_sweep_options(call, stage, turn))
 
 
 def _backward_rows(
@@ -373,44 +303,34 @@ def _backward_rows(
     Returns, if spectra want gradients, ``[B H, 4, padded, C]`` float32, whose first two planes are
     the gradients of the row factors of keys.
     """
-    count, rest = triton.cdiv(call.length, stage.rows), call.span_times(stage.span)[1]
-    grads = sums.pointers(count)
+    grid = (triton.cdiv(call.length, stage.rows), call.heads, call.batch)
+    rest, grads = call.span_times(stage.span)[1], sums.pointers(grid[0])
     d_factor = call.buffer(4).zero_() if sums.is_spectral else None
     given = (call.tokens, rest, spans, up, grads, d_factor, between, call.sizes)
     # Values have no gradient of their own along rows, only their spectrum has.
-    turns = _turns(stage) if sums.is_spectral else ({"OF_KEYS": True, "OF_VALUES": False},)
-    for turn in turns:
-        grid = (count, call.heads, call.batch)
-        sweep_rows[grid](*given, **turn, **_sweep_options(call, stage))
-    if d_factor is not None:
-        _backward_factors(call, stage, sums, d_factor)
-    return d_factor
-
-
-def _backward_factors(call: Call, stage: Stage, sums: GradientSums, d_factor: Tensor) -> None:
-    """Add to the gradients of the spectra by those of the row factors."""
+    for turn in _turns(stage) if sums.is_spectral else [(True, False)]:
+        sweep.sweep_rows[grid](*given, **_sweep_options(call, stage, turn))
+    if d_factor is None:
+        return None
     grid = call.grid(TILE.value)
-    lists = (sums.key_spectrum, sums.value_spectrum)
-    for index, ((side, is_average), parts) in enumerate(zip(call.sides(), lists, strict=True)):
-        if side is call.tokens.k and call.path is not None:
+    for index, (side, precision) in enumerate(call.sides()):
+        if index == 0 and call.path is not None:
             continue  # row factors of a shared path are inputs of their own
         part = sums.new_part(grid[0])
-        given = (call.tokens.times, side.spectrum, d_factor[:, 2 * index :], part, call.sizes)
-        options = {"SPAN": stage.span, "AVERAGE": is_average, **_token_options(call)}
-        factors_backward[grid](*given, **options)
-        parts.append(part)
+        factors = (call.tokens.times, side.spectrum, d_factor[:, 2 * index :], part, call.sizes)
+        sweep.factors_backward[grid](*factors, SPAN=stage.span, K=precision, num_warps=4)
+        sums.parts[index].append(part)
+    return d_factor
 
 
 # --- Query paths that all rows share. -------------------------------------------------------------
 
 
-def _factor_grid(call: Call, count: int) -> tuple[int, int, int]:
-    return count, call.heads * (call.channels // WIDTH.value), call.batch
-
-
-def _between_grid(call: Call, count: int, group: int) -> tuple[int, int]:
+def _path_grids(call: Call, count: int, group: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the grids of the kernels within spans and between them."""
+    within = (count, call.heads * (call.channels // WIDTH.value), call.batch)
     programs = triton.cdiv(count, group) * triton.cdiv(group, COLUMNS.value)
-    return programs, call.num_planes
+    return within, (programs, call.num_planes)
 
 
 def with_path(
@@ -418,16 +338,16 @@ def with_path(
 ) -> tuple[Spans, SpanPath]:
     """Return row factors of keys and matrices of a stage, with the path's integrals in them."""
     count = triton.cdiv(call.padded, stage.span)
+    num_spans, group = call.num_spans(stage)
     shape = (call.num_planes, count, 2, call.channels)
     path = SpanPath(call.new(*shape), call.new(*shape))
-    t, options = call.tokens, _token_options(call)
-    given = (t, call.path, spans.key_factor, path.total, call.sizes)
-    path_factors[_factor_grid(call, count)](*given, SPAN=stage.span, **options)
-    spans = with_matrices(call, stage, spans, is_spectral=is_spectral)
-    num_spans, group = call.num_spans(stage)
-    between = (spans.key_matrix, path, num_spans, count, group)
-    grid = _between_grid(call, count, group)
-    path_between[grid](*between, SPECTRAL=is_spectral, **options)
+    within, between = _path_grids(call, count, group)
+    options = _token_options(call)
+    given = (call.tokens, call.path, spans.key_factor, path.total, call.sizes)
+    shared_path.path_factors[within](*given, SPAN=stage.span, **options)
+    spans = _with_matrices(call, stage, spans, is_spectral=is_spectral)
+    matrices = (spans.key_matrix, path, num_spans, count, group)
+    shared_path.path_between[between](*matrices, SPECTRAL=is_spectral, **options)
     return spans, path
 
 
@@ -439,12 +359,12 @@ def _forward_path(call: Call, integrals: Tensor, out: Tensor, lse: Tensor) -> Te
     tile_path = TilePath(integrals, path.remainder if call.has_far else None)
     given = (call.tokens, tile_path, spans, tuple(biases), acc, lse, call.sizes)
     options = {"STRICT": call.is_strict, **_tile_options(call)}
-    tile_path_forward[call.grid(TILE.value)](*given, **options)
+    shared_path.tile_path_forward[call.grid(TILE.value)](*given, **options)
     spans = spans._replace(bias=biases[0])
     _forward_sweep(call, middle, spans, acc, lse, None if call.has_far else out)
     del spans
     if call.has_far:
-        fill_set_up(call, far, empty)
+        _fill_set_up(call, far, empty)
         spans, _ = with_path(call, far, empty, is_spectral=False)
         _forward_sweep(call, far, spans._replace(bias=biases[1]), acc, lse, out)
     else:
@@ -459,27 +379,25 @@ def _backward_path(
 
     From far to near: the gradients of a stage's biases go on to the tiles.
     """
-    sums, d_path = GradientSums.empty(call, is_spectral=True), torch.zeros_like(integrals)
-    for x in (sums.k, sums.v, sums.key_velocity, sums.value_velocity):
+    sums, d_path = GradientSums(call, is_spectral=True), torch.zeros_like(integrals)
+    for x in sums.tokens[1:]:
         if x is not None:
             x.zero_()
     empty = empty_spans(call)
-    d_far_bias = None
+    d_bias = d_far_bias = d_remainder = middle = None
     if call.has_far:
         d_far_bias, far = _backward_path_sweep(call, 1, empty, sums, biases, up)
         _finish_path(call, far, None, sums, d_path)
         del far
-    d_bias, d_remainder, middle = None, None, None
     if call.length > call.tiling.rows[0].span:
         d_bias, middle = _backward_path_sweep(call, 0, empty, sums, biases, up)
-    if middle is not None and call.has_far:
-        d_remainder = torch.empty_like(middle.path.remainder)
+        d_remainder = torch.empty_like(middle.path.remainder) if call.has_far else None
     grid = call.grid(TILE.value)
     grads = sums.pointers(grid[0])
     path = TilePath(integrals, None if middle is None else middle.path.remainder)
     given = (call.tokens, path, up, (d_bias, d_far_bias), grads, TilePath(d_path, d_remainder))
     options = {"STRICT": call.is_strict, **_tile_options(call)}
-    tile_path_backward[grid](*given, call.sizes, **options)
+    shared_path.tile_path_backward[grid](*given, call.sizes, **options)
     if middle is not None:
         _finish_path(call, middle, d_remainder, sums, d_path)
     return sums, d_path
@@ -500,7 +418,7 @@ def _backward_path_sweep(
 ) -> tuple[Tensor, _PathSweep]:
     """Run both backward sweeps of stage 0 or 1, and return the gradient of its biases."""
     stage, along_keys = call.tiling.rows[index], call.tiling.keys[index]
-    fill_set_up(call, stage, spans)
+    _fill_set_up(call, stage, spans)
     spans, path = with_path(call, stage, spans, is_spectral=True)
     spans = spans._replace(bias=biases[index])
     d_between = call.new(call.num_planes, *call.num_spans(stage), 2, call.channels).zero_()
@@ -512,20 +430,19 @@ def _backward_path_sweep(
 
 
 def _finish_path(
-    call: Call, sweep: _PathSweep, d_remainder: Tensor | None, sums: GradientSums, d_path: Tensor
+    call: Call, swept: _PathSweep, d_remainder: Tensor | None, sums: GradientSums, d_path: Tensor
 ) -> None:
     """Pull the gradients of a stage's path integrals and row factors back to those over gaps."""
-    stage, spans, path, d_factor, d_between = sweep
+    stage, spans, path, d_factor, d_between = swept
     num_spans, group = call.num_spans(stage)
     count = path.total.shape[1]
-    grid = _between_grid(call, count, group)
+    within, between = _path_grids(call, count, group)
     chunks = triton.cdiv(group, COLUMNS.value)
     d_totals = call.new(call.num_planes, chunks, count, 2, call.channels)
-    parts = sums.new_part(grid[0]), torch.empty_like(path.total)
-    between = (spans.key_matrix, path, SpanPath(d_totals, d_remainder), d_between, parts[0])
-    options = _token_options(call)
-    path_between_backward[grid](*between, num_spans, count, group, **options)
-    given = (call.tokens, call.path, d_factor, d_totals.sum(1), d_path, parts[1])
-    options["SPAN"] = stage.span
-    path_factors_backward[_factor_grid(call, count)](*given, call.sizes, **options)
-    sums.key_spectrum += parts
+    parts = sums.new_part(between[0]), torch.empty_like(path.total)
+    matrices = (spans.key_matrix, path, SpanPath(d_totals, d_remainder), d_between, parts[0])
+    options, sizes = _token_options(call), (num_spans, count, group)
+    shared_path.path_between_backward[between](*matrices, *sizes, **options)
+    given = (call.tokens, call.path, d_factor, d_totals.sum(1), d_path, parts[1], call.sizes)
+    shared_path.path_factors_backward[within](*given, SPAN=stage.span, **options)
+    sums.parts[0].extend(parts)

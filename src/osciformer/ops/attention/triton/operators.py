@@ -2,34 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import triton
 from torch import Tensor
 
+from osciformer.ops.attention.triton import path_integrals
 from osciformer.ops.attention.triton.call import Call, format_for, padded_length, spectrum_table
 from osciformer.ops.attention.triton.launch import run_backward, run_forward
-from osciformer.ops.attention.triton.path_integrals import (
-    ROWS,
-    STEPS,
-    Modes,
-    linear_integrals,
-    linear_integrals_backward,
-    mode_integrals,
-    mode_integrals_backward,
-)
+from osciformer.ops.attention.triton.path_integrals import ROWS, STEPS, Modes
 from osciformer.ops.attention.triton.primitives import WIDTH, Side, Sizes, Tokens
 
-__all__ = ["integrate_line", "integrate_modes", "padded_length", "run_attention"]
+__all__ = ["attention_forward", "padded_length", "path_forward"]
+
+
+def _operator(name: str, schema: str) -> Callable[[Callable[..., Any]], Any]:
+    return torch.library.custom_op(f"osciformer::{name}", mutates_args=(), schema=schema)
 
 
 # --- Attention. -----------------------------------------------------------------------------------
 
+_TENSORS = (
+    "Tensor q, Tensor k, Tensor v, Tensor? key_velocity, Tensor? value_velocity, "
+    "Tensor key_spectrum, Tensor value_spectrum, Tensor? path, Tensor times, Tensor? mask"
+)
+_OPTIONS = "float scale, bool is_average, bool is_strict"
 
-def _as_call(tensors: tuple[Any, ...], options: tuple[Any, ...]) -> Call:
-    """Return the call of the operators' first ten arguments, and of scale and flags."""
+
+def _as_call(tensors: Sequence[Any], options: Sequence[Any]) -> Call:
     q, k, v, key_velocity, value_velocity, key_spectrum, value_spectrum, path, times, mask = tensors
     keys = Side(k, key_velocity, spectrum_table(key_spectrum))
     values = Side(v, value_velocity, spectrum_table(value_spectrum))
@@ -37,27 +39,20 @@ def _as_call(tensors: tuple[Any, ...], options: tuple[Any, ...]) -> Call:
     return Call(Tokens(q, keys, values, times, mask), scale, is_average, is_strict, path)
 
 
-@torch.library.custom_op("osciformer::attention_forward", mutates_args=())
-def _forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    key_velocity: Tensor | None,
-    value_velocity: Tensor | None,
-    key_spectrum: Tensor,
-    value_spectrum: Tensor,
-    path: Tensor | None,
-    times: Tensor,
-    mask: Tensor | None,
-    scale: float,
-    is_average: bool,
-    is_strict: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    tokens = (q, k, v, key_velocity, value_velocity, key_spectrum, value_spectrum, path)
-    return run_forward(_as_call((*tokens, times, mask), (scale, is_average, is_strict)))
+@_operator("attention_forward", f"({_TENSORS}, {_OPTIONS}) -> (Tensor, Tensor, Tensor)")
+def attention_forward(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Return output ``[B, N, H, C]``, logsumexp to base 2 ``[B H, padded]``, and biases.
+
+    Tokens are ``[B, N, H, C]`` of one dtype, times ``[B, N]`` float64 and sorted, spectra (decay
+    rate and squared frequency, of keys and values) ``[2, H, C]`` float64. `path` ``[B H, 2, padded,
+    C]`` float32 are the integrals of a path that all rows share over the gap after each token
+    (`path_forward`); the queries are then the path at each row's own time, which counts for ties
+    alone. The backward pass needs the biases.
+    """
+    return run_forward(_as_call(args[:10], args[10:]))
 
 
-@_forward.register_fake
+@attention_forward.register_fake
 def _(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
     q, path = args[0], args[7]
     batch, length, heads, channels = q.shape
@@ -67,43 +62,26 @@ def _(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
     return torch.empty_like(q), lse, biases
 
 
-@torch.library.custom_op("osciformer::attention_backward", mutates_args=())
-def _backward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    key_velocity: Tensor | None,
-    value_velocity: Tensor | None,
-    key_spectrum: Tensor,
-    value_spectrum: Tensor,
-    path: Tensor | None,
-    times: Tensor,
-    mask: Tensor | None,
-    out: Tensor,
-    lse: Tensor,
-    biases: Tensor,
-    d_out: Tensor,
-    d_lse: Tensor,
-    scale: float,
-    is_average: bool,
-    is_strict: bool,
-    is_spectral: bool,
-) -> list[Tensor]:
-    tokens = (q, k, v, key_velocity, value_velocity, key_spectrum, value_spectrum, path)
-    call = _as_call((*tokens, times, mask), (scale, is_average, is_strict))
-    return run_backward(call, out, lse, biases, d_out, d_lse, is_spectral=is_spectral)
+@_operator(
+    "attention_backward",
+    f"({_TENSORS}, Tensor out, Tensor lse, Tensor biases, Tensor d_out, Tensor d_lse, {_OPTIONS}, "
+    "bool is_spectral) -> Tensor[]",
+)
+def attention_backward(*args: Any) -> list[Tensor]:
+    """Return what `run_backward` does."""
+    *options, is_spectral = args[15:]
+    return run_backward(_as_call(args[:10], options), *args[10:15], is_spectral=is_spectral)
 
 
-@_backward.register_fake
+@attention_backward.register_fake
 def _(*args: Any) -> list[Tensor]:
-    *_, is_spectral = args
-    given = [*args[:5], *(args[5:7] if is_spectral else ()), args[7]]
+    given = [*args[:5], *(args[5:7] if args[-1] else ()), args[7]]
     return [torch.empty_like(x) for x in given if x is not None]
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    *tensors, ctx.scale, ctx.is_average, ctx.is_strict = inputs
-    ctx.save_for_backward(*tensors, *output)
+    ctx.options = inputs[10:]
+    ctx.save_for_backward(*inputs[:10], *output)
     ctx.mark_non_differentiable(output[2])
 
 
@@ -112,44 +90,22 @@ def _pull_back(ctx: Any, d_out: Tensor, d_lse: Tensor, _: Any) -> tuple[Tensor |
     # Path integrals depend on the keys' spectrum, and their gradient always includes it.
     has_path = tensors[7] is not None
     is_spectral = ctx.needs_input_grad[5] or ctx.needs_input_grad[6] or has_path
-    options = (ctx.scale, ctx.is_average, ctx.is_strict, is_spectral)
-    found = iter(_backward(*tensors, d_out.contiguous(), d_lse.contiguous(), *options))
+    upstream = (d_out.contiguous(), d_lse.contiguous())
+    found = iter(attention_backward(*tensors, *upstream, *ctx.options, is_spectral))
     grads = [None if x is None else next(found) for x in tensors[:5]]
     spectra = [next(found) if is_spectral else None for _ in range(2)]
     return (*grads, *spectra, next(found) if has_path else None, *[None] * 5)
 
 
-_forward.register_autograd(_pull_back, setup_context=_setup_context)
-
-
-def run_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    velocities: Sequence[Tensor | None],
-    spectra: tuple[Tensor, Tensor],
-    path: Tensor | None,
-    times: Tensor,
-    mask: Tensor | None,
-    scale: float,
-    *,
-    is_average: bool,
-    is_strict: bool,
-) -> tuple[Tensor, Tensor]:
-    """Return output ``[B, N, H, C]`` and logsumexp to base 2 ``[B H, padded]``.
-
-    Tokens are ``[B, N, H, C]`` of one dtype, times ``[B, N]`` float64 and sorted, spectra (decay
-    rate and squared frequency, of keys and values) ``[2, H, C]`` float64. `path` ``[B H, 2, padded,
-    C]`` float32 are the integrals of a path that all rows share over the gap after each token
-    (`integrate_line`, `integrate_modes`); the queries are then the path at each row's own time,
-    which counts for ties alone.
-    """
-    tensors = (q, k, v, *velocities, *spectra, path, times, mask)
-    out, lse, _ = _forward(*tensors, scale, is_average, is_strict)
-    return out, lse
+attention_forward.register_autograd(_pull_back, setup_context=_setup_context)
 
 
 # --- Integrals of shared query paths over the gaps between tokens. --------------------------------
+
+_PATH = (
+    "Tensor? q, Tensor? weight, Tensor? bank, Tensor spectrum, Tensor? origin, Tensor times, "
+    "{}, bool is_precise"
+)
 
 
 def _path_launch(spectrum: Tensor, times: Tensor, padded: int, is_precise: bool) -> Any:
@@ -166,49 +122,42 @@ def _as_modes(weight: Any, bank: Any, origin: Any, times: Tensor) -> Modes:
     return Modes(weight, bank, torch.stack([angle.cos(), angle.sin()], dim=-1), origin)
 
 
-@torch.library.custom_op("osciformer::path_forward", mutates_args=())
-def _path_forward(
-    q: Tensor | None,
-    weight: Tensor | None,
-    bank: Tensor | None,
-    spectrum: Tensor,
-    origin: Tensor | None,
-    times: Tensor,
-    padded: int,
-    is_precise: bool,
-) -> Tensor:
-    heads, channels = spectrum.shape[1:]
-    shape = (times.shape[0] * heads, 2, padded, channels)
-    path = torch.empty(shape, dtype=torch.float32, device=times.device)
-    sizes, grid, options = _path_launch(spectrum, times, padded, is_precise)
-    given = (times, spectrum, path, sizes)
-    if q is not None:
-        linear_integrals[(padded // ROWS.value, *grid)](q, *given, **options)
-    else:
-        modes = _as_modes(weight, bank, origin, times)
-        mode_integrals[(padded // ROWS.value, *grid)](modes, *given, len(modes.bank), **options)
-    return path
-
-
-@_path_forward.register_fake
-def _(*args: Any) -> Tensor:
+def _empty_path(*args: Any) -> Tensor:
     spectrum, times, padded = args[3], args[5], args[6]
     heads, channels = spectrum.shape[1:]
     shape = (times.shape[0] * heads, 2, padded, channels)
-    return times.new_empty(shape, dtype=torch.float32)
+    return torch.empty(shape, dtype=torch.float32, device=times.device)
 
 
-@torch.library.custom_op("osciformer::path_backward", mutates_args=())
-def _path_backward(
-    q: Tensor | None,
-    weight: Tensor | None,
-    bank: Tensor | None,
-    spectrum: Tensor,
-    origin: Tensor | None,
-    times: Tensor,
-    d_path: Tensor,
-    is_precise: bool,
-) -> list[Tensor]:
+@_operator("path_forward", f"({_PATH.format('SymInt padded')}) -> Tensor")
+def path_forward(*args: Any) -> Tensor:
+    """Return the integrals of a path over the gap after each token.
+
+    They are ``[B H, 2, padded, C]`` float32, 0 after the last token. The path goes straight through
+    tokens ``[B, N, H, C]``, or it is a sum of sinusoids: coefficients of cosine and sine are
+    ``[B, H, J, 2, C]``, frequencies ``[J]``, origins, the times that phases count from, ``[B, 1]``.
+    The spectrum of the keys is ``[2, H, C]``, times are ``[B, N]``. All but tokens are float64, all
+    are contiguous. With `is_precise` sinusoids are good for float32 tokens, else for half
+    precision.
+    """
+    q, weight, bank, spectrum, origin, times, padded, is_precise = args
+    path = _empty_path(*args)
+    sizes, grid, options = _path_launch(spectrum, times, padded, is_precise)
+    grid, given = (padded // ROWS.value, *grid), (times, spectrum, path, sizes)
+    if q is not None:
+        path_integrals.linear_integrals[grid](q, *given, **options)
+    else:
+        modes = _as_modes(weight, bank, origin, times)
+        path_integrals.mode_integrals[grid](modes, *given, len(bank), **options)
+    return path
+
+
+path_forward.register_fake(_empty_path)
+
+
+@_operator("path_backward", f"({_PATH.format('Tensor d_path')}) -> Tensor[]")
+def _path_backward(*args: Any) -> list[Tensor]:
+    q, weight, bank, spectrum, origin, times, d_path, is_precise = args
     batch, length = times.shape
     heads, channels = spectrum.shape[1:]
     sizes, grid, options = _path_launch(spectrum, times, d_path.shape[2], is_precise)
@@ -217,23 +166,17 @@ def _path_backward(
         d_q = torch.empty_like(q)
         parts = d_path.new_empty(batch, heads, programs, 2, channels)
         line = (q, times, spectrum, d_path, d_q, parts, sizes)
-        linear_integrals_backward[(programs, *grid)](*line, **options)
+        path_integrals.linear_integrals_backward[(programs, *grid)](*line, **options)
         return [d_q, parts.sum((0, 2), dtype=torch.float64).transpose(0, 1).contiguous()]
-    assert weight is not None
-    assert bank is not None
-    programs, num_modes = triton.cdiv(length, ROWS.value * STEPS.value), bank.shape[0]
+    programs, num_modes = triton.cdiv(length, ROWS.value * STEPS.value), len(bank)
     d_weight = weight.new_empty(batch * heads, programs, num_modes, 2, channels)
     d_bank = weight.new_empty(batch * heads, programs, channels, num_modes)
     d_spectrum = weight.new_empty(batch, heads, programs, 2, channels)
-    modes = _as_modes(weight, bank, origin, times)
-    d_modes = (Modes(d_weight, d_bank), d_spectrum)
-    given = (modes, times, spectrum, d_path, *d_modes, sizes, num_modes)
-    mode_integrals_backward[(programs, *grid)](*given, **options)
-    return [
-        d_weight.sum(1).view_as(weight),
-        d_bank.sum((0, 1, 2)),
-        d_spectrum.sum((0, 2)).transpose(0, 1).contiguous(),
-    ]
+    modes, d_modes = _as_modes(weight, bank, origin, times), Modes(d_weight, d_bank)
+    given = (modes, times, spectrum, d_path, d_modes, d_spectrum, sizes, num_modes)
+    path_integrals.mode_integrals_backward[(programs, *grid)](*given, **options)
+    d_spectrum = d_spectrum.sum((0, 2)).transpose(0, 1).contiguous()
+    return [d_weight.sum(1).view_as(weight), d_bank.sum((0, 1, 2)), d_spectrum]
 
 
 @_path_backward.register_fake
@@ -252,36 +195,4 @@ def _path_pull_back(ctx: Any, d_path: Tensor) -> tuple[Tensor | None, ...]:
     return (*(None if x is None else next(found) for x in tensors[:4]), *[None] * 4)
 
 
-_path_forward.register_autograd(_path_pull_back, setup_context=_path_context)
-
-
-def integrate_line(q: Tensor, spectrum: Tensor, times: Tensor, padded: int) -> Tensor:
-    """Return the integrals of the path through tokens ``[B, N, H, C]`` over the gap after each.
-
-    They are ``[B H, 2, padded, C]`` float32, 0 after the last token. The spectrum of the keys is
-    ``[2, H, C]``, times are ``[B, N]``, both float64 and the latter contiguous.
-    """
-    found: Tensor = _path_forward(
-        q.contiguous(), None, None, spectrum.contiguous(), None, times, padded, True
-    )
-    return found
-
-
-def integrate_modes(
-    weight: Tensor,
-    bank: Tensor,
-    spectrum: Tensor,
-    times: Tensor,
-    origin: Tensor,
-    padded: int,
-    *,
-    is_precise: bool,
-) -> Tensor:
-    """Return the integrals of a sum of sinusoids over the gap after each token.
-
-    As `integrate_line`. Coefficients of cosine and sine are ``[B, H, J, 2, C]``, frequencies
-    ``[J]``, origins, the times that phases count from, ``[B, 1]``, all float64 and contiguous. With
-    `is_precise` the result is good for float32 tokens, else for half precision.
-    """
-    found: Tensor = _path_forward(None, weight, bank, spectrum, origin, times, padded, is_precise)
-    return found
+path_forward.register_autograd(_path_pull_back, setup_context=_path_context)

@@ -30,14 +30,8 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from osciformer.ops.attention.triton.primitives import (
-    WIDTH,
-    load_tokens,
-    locate,
-    own_channels,
-    store_spectral,
-    time_at,
-)
+from osciformer.ops.attention.triton import primitives as lib
+from osciformer.ops.attention.triton.primitives import WIDTH
 
 #: Tokens a program takes at a time: few, for the arithmetic is float64.
 ROWS = tl.constexpr(32)
@@ -53,16 +47,12 @@ class Complex(NamedTuple):
 
 
 class Modes(NamedTuple):
-    """Pointers to the modes of a path, or to gradients, all float64.
+    """Pointers to the modes of a path, or to gradients, all float64."""
 
-    Coefficients of cosine and sine ``[B H, modes, 2, C]``, frequencies ``[modes]``, cosine and sine
-    at the tokens ``[B, N, modes, 2]``, and the times that phases count from ``[B]``.
-    """
-
-    weight: Any
-    bank: Any
-    phase: Any = None
-    origin: Any = None
+    weight: Any  # coefficients of cosine and sine ``[B H, modes, 2, C]``
+    bank: Any  # frequencies ``[modes]``
+    phase: Any = None  # cosine and sine at the tokens ``[B, N, modes, 2]``
+    origin: Any = None  # the times that phases count from ``[B]``
 
 
 @triton.jit
@@ -85,41 +75,37 @@ def halved(s, count):
 
 
 @triton.jit
-def gap_integrals(s, gamma, omega2, SPECTRAL: tl.constexpr):
-    """Return g12, i12, k12 after the times `s`, and their derivatives by omega^2.
-
-    The latter are as many zeros unless SPECTRAL. Those by gamma follow: -s g12 - 2 gamma F, 2 F and
-    2 J, where F and J are the first two.
-    """
+def _reach(s, gamma, omega2):
+    """Return the most that a channel turns within a gap, and the longest gap."""
     rate = tl.maximum(tl.sqrt(omega2), 2.0 * gamma)
-    count = halvings(tl.max(tl.max(rate * s, 1), 0))
+    return tl.max(tl.max(rate * s, 1), 0), tl.max(tl.max(s, 1), 0)
+
+
+@triton.jit
+def gap_integrals(s, gamma, omega2, SPECTRAL: tl.constexpr):
+    """Return g12, i12, k12 after `s`, and their derivatives by omega^2, 0 unless SPECTRAL.
+
+    Those by gamma follow: -s g12 - 2 gamma F, 2 F and 2 J, where F and J are the first two.
+    """
+    count = halvings(_reach(s, gamma, omega2)[0])
     h = halved(s, count)
-    x = 2.0 * gamma * h
-    y = omega2 * h * h
+    x, y = 2.0 * gamma * h, omega2 * h * h
     # The n-fold integral of g12, over h^(n + 1), is a(n + 1), and a(n) = 1 / n! - x a(n + 1) - y
     # a(n + 2): downwards nothing cancels. b is the derivative of a by y.
     inverse = tl.full([], 1 / 87178291200, tl.float64)
     a2 = tl.zeros_like(y) + inverse
     inverse *= 14.0
     a1 = inverse - x * a2
-    b2 = tl.zeros_like(y)
-    b1 = tl.zeros_like(y)
+    b1, b2 = tl.zeros_like(y), tl.zeros_like(y)
     for n in tl.static_range(12, 2, -1):
         inverse *= n + 1.0
         if SPECTRAL:
-            b0 = -x * b1 - y * b2 - a2
-            b2 = b1
-            b1 = b0
-        a0 = inverse - x * a1 - y * a2
-        a2 = a1
-        a1 = a0
+            b1, b2 = -x * b1 - y * b2 - a2, b1
+        a1, a2 = inverse - x * a1 - y * a2, a1
     i = 0.5 - x * a1 - y * a2
     g12 = h * (1.0 - x * i - y * a1)
-    i12 = h * h * i
-    k12 = h * h * h * a1
-    f = tl.zeros_like(g12)
-    j = tl.zeros_like(g12)
-    el = tl.zeros_like(g12)
+    i12, k12 = h * h * i, h * h * h * a1
+    f, j, el = tl.zeros_like(g12), tl.zeros_like(g12), tl.zeros_like(g12)
     if SPECTRAL:
         b0 = -x * b1 - y * b2 - a2
         f = h * h * h * (-x * b0 - y * b1 - a1)
@@ -140,17 +126,19 @@ def gap_integrals(s, gamma, omega2, SPECTRAL: tl.constexpr):
 
 
 @triton.jit
-def load_channels(spectrum_ptr, at, channels, K: tl.constexpr):
-    """Return gamma and omega^2 of `channels`, ``[1, W]`` float64, from ``[2, heads, C]``."""
+def locate_channels(times_ptr, spectrum_ptr, sizes, K: tl.constexpr):
+    """Return a program's `Place`, its channels, and their gamma and omega^2, ``[1, W]`` float64."""
+    at = lib.locate(times_ptr, sizes, K, K.C // WIDTH)
+    channels = lib.own_channels(K)
     where = spectrum_ptr + at.head * K.C + channels[None, :]
-    return tl.load(where), tl.load(where + at.heads * K.C)
+    return at, channels, tl.load(where), tl.load(where + at.heads * K.C)
 
 
 @triton.jit
 def gaps_after(at, rows):
     """Return the gaps after `rows`, ``[R, 1]`` float64, 0 if there is none, and 1 over them."""
-    begin = time_at(at, tl.maximum(rows, 0))
-    s = tl.where(rows >= 0, time_at(at, rows + 1) - begin, 0.0)[:, None]
+    begin = lib.time_at(at, tl.maximum(rows, 0))
+    s = tl.where(rows >= 0, lib.time_at(at, rows + 1) - begin, 0.0)[:, None]
     return s, 1.0 / tl.where(s > 0, s, 1.0)
 
 
@@ -164,52 +152,41 @@ def linear_integrals(q_ptr, times_ptr, spectrum_ptr, path_ptr, sizes, K: tl.cons
     `q_ptr` is ``[B, N, H, C]``, `spectrum_ptr` float64 ``[2, H, C]``. One program takes WIDTH
     channels of ROWS tokens of one head.
     """
-    at = locate(times_ptr, sizes, K, K.C // WIDTH)
-    channels = own_channels(K)
+    at, channels, gamma, omega2 = locate_channels(times_ptr, spectrum_ptr, sizes, K)
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    gamma, omega2 = load_channels(spectrum_ptr, at, channels, K)
     s, per_time = gaps_after(at, rows)
-    a = load_tokens(q_ptr, at, rows, rows < at.length, channels, K)
-    b = load_tokens(q_ptr, at, rows + 1, rows + 1 < at.length, channels, K)
+    a = lib.load_tokens(q_ptr, at, rows, rows < at.length, channels, K)
+    b = lib.load_tokens(q_ptr, at, rows + 1, rows + 1 < at.length, channels, K)
     g12, i12, k12, f, j, el = gap_integrals(s, gamma, omega2, False)
     slope = (b.to(tl.float64) - a) * per_time
-    to = path_ptr + 2 * at.row * K.C + rows[:, None] * K.C + channels[None, :]
     first = b * (g12 + 2.0 * gamma * i12) - slope * (i12 + 2.0 * gamma * k12)
     second = b * i12 - slope * k12
-    tl.store(to, first.to(tl.float32))
-    tl.store(to + at.size, second.to(tl.float32))
+    lib.store_planes(path_ptr + 2 * at.row * K.C, rows, at.size, (first, second), channels, K)
 
 
 @triton.jit
 def linear_integrals_backward(
     q_ptr, times_ptr, spectrum_ptr, d_path, d_q, d_spectrum, sizes, K: tl.constexpr
 ):
-    """Write the gradients of tokens, as `q_ptr`, and, per program, of gamma and omega^2.
-
-    `d_spectrum` is float32 ``[B H, programs, 2, C]``.
-    """
-    at = locate(times_ptr, sizes, K, K.C // WIDTH)
-    channels = own_channels(K)
+    """Write gradients of tokens, and of gamma and omega^2, float32 ``[B H, programs, 2, C]``."""
+    at, channels, gamma, omega2 = locate_channels(times_ptr, spectrum_ptr, sizes, K)
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    gamma, omega2 = load_channels(spectrum_ptr, at, channels, K)
     given = d_path + 2 * at.row * K.C + channels[None, :]
 
     # The gap before a token, which ends there.
     s, per_time = gaps_after(at, rows - 1)
     g12, i12, k12, f, j, el = gap_integrals(s, gamma, omega2, False)
     before = given + tl.maximum(rows - 1, 0)[:, None] * K.C
-    d_first = tl.load(before)
-    d_second = tl.load(before + at.size)
+    d_first, d_second = tl.load(before), tl.load(before + at.size)
     d_b = d_first * (g12 + 2.0 * gamma * i12 - (i12 + 2.0 * gamma * k12) * per_time)
     d_b += d_second * (i12 - k12 * per_time)
 
     s, per_time = gaps_after(at, rows)
-    a = load_tokens(q_ptr, at, rows, rows < at.length, channels, K)
-    b = load_tokens(q_ptr, at, rows + 1, rows + 1 < at.length, channels, K)
+    a = lib.load_tokens(q_ptr, at, rows, rows < at.length, channels, K)
+    b = lib.load_tokens(q_ptr, at, rows + 1, rows + 1 < at.length, channels, K)
     g12, i12, k12, f, j, el = gap_integrals(s, gamma, omega2, True)
     after = given + rows[:, None] * K.C
-    d_first = tl.load(after)
-    d_second = tl.load(after + at.size)
+    d_first, d_second = tl.load(after), tl.load(after + at.size)
     d_a = (d_first * (i12 + 2.0 * gamma * k12) + d_second * k12) * per_time
     to = ((at.first_token + rows) * at.heads + at.head)[:, None] * K.C + channels[None, :]
     found = (d_a + d_b).to(tl.float32).to(d_q.dtype.element_ty)
@@ -223,7 +200,7 @@ def linear_integrals_backward(
     d_gamma += 2.0 * (f * d_i12 + j * d_k12)
     d_omega2 = f * d_g12 + j * d_i12 + el * d_k12
     program = at.plane * tl.num_programs(0) + tl.program_id(0)
-    store_spectral(d_spectrum, program, d_gamma, d_omega2, channels, K)
+    lib.store_spectral(d_spectrum, program, d_gamma, d_omega2, channels, K)
 
 
 # --- Sums of sinusoids. ---------------------------------------------------------------------------
@@ -243,10 +220,7 @@ def _rounded(a, WORK: tl.constexpr):
 
 @triton.jit
 def _integrals(s, c, d, reach, SPECTRAL: tl.constexpr, K: tl.constexpr):
-    """Return e, Phi, F and J after the times `s`; the last two are 0 unless SPECTRAL.
-
-    Arguments are float64, results float32 unless PRECISE.
-    """
+    """Return e, Phi, F and J after `s` (F, J: 0 unless SPECTRAL), float32 unless PRECISE."""
     count = halvings(reach)
     if K.PRECISE:
         e, phi, f, j = doubled_series(s, c, d, count, SPECTRAL, tl.float64, 12)
@@ -257,56 +231,44 @@ def _integrals(s, c, d, reach, SPECTRAL: tl.constexpr, K: tl.constexpr):
         e, phi, f, j = doubled_series(short, rounded_c, rounded_d, count, SPECTRAL, tl.float32, 6)
     else:
         e, phi, f, j = doubled_series(s, c, d, count, SPECTRAL, tl.float64, 12)
-        e = _rounded(e, tl.float32)
-        phi = _rounded(phi, tl.float32)
-        f = _rounded(f, tl.float32)
-        j = _rounded(j, tl.float32)
+        e, phi = _rounded(e, tl.float32), _rounded(phi, tl.float32)
+        f, j = _rounded(f, tl.float32), _rounded(j, tl.float32)
     return e, phi, f, j
 
 
 @triton.jit
 def doubled_series(s, c, d, count, SPECTRAL: tl.constexpr, WORK: tl.constexpr, TERMS: tl.constexpr):
-    """Return what `_integrals` does in precision WORK, from TERMS terms of the power series.
-
-    TERMS is 12 or 6, the series then starts at 1 / 14! or 1 / 8!.
-    """
+    """Return what `_integrals` does in precision WORK, from 12 or 6 terms of the power series."""
     h = halved(s, count)
     x = Complex(2.0 * c.re * h, 2.0 * c.im * h)
     y = Complex(d.re * h * h, d.im * h * h)
-    # As in `gap_integrals`.
+    # As in `gap_integrals`, from 1 / 14! or 1 / 8! on.
     inverse = tl.full([], 1 / 87178291200 if TERMS == 12 else 1 / 40320, WORK)
     still = tl.zeros_like(y.re)
     a2 = Complex(still + inverse, still)
     inverse *= TERMS + 2.0
     a1 = Complex(inverse - x.re * a2.re, still - x.im * a2.re)
-    b2 = Complex(still, still)
-    b1 = Complex(still, still)
+    b1, b2 = Complex(still, still), Complex(still, still)
     for n in tl.static_range(TERMS, 0, -1):
         inverse *= n + 1.0
         if SPECTRAL:
-            p = _times(x, b1)
-            q = _times(y, b2)
-            b2 = b1
-            b1 = Complex(-p.re - q.re - a2.re, -p.im - q.im - a2.im)
-        p = _times(x, a1)
-        q = _times(y, a2)
-        a2 = a1
-        a1 = Complex(inverse - p.re - q.re, -p.im - q.im)
+            p, q = _times(x, b1), _times(y, b2)
+            b1, b2 = Complex(-p.re - q.re - a2.re, -p.im - q.im - a2.im), b1
+        p, q = _times(x, a1), _times(y, a2)
+        a1, a2 = Complex(inverse - p.re - q.re, -p.im - q.im), a1
     e = Complex(h * a1.re, h * a1.im)
     phi = Complex(h * h * a2.re, h * h * a2.im)
     f = Complex(h * h * h * b1.re, h * h * h * b1.im)
     j = Complex(h * h * h * h * b2.re, h * h * h * h * b2.im)
     for _ in range(count):
-        p = _times(d, phi)
-        q = _times(c, e)
+        p, q = _times(d, phi), _times(c, e)
         grow = Complex(2.0 * (1.0 - p.re - q.re), -2.0 * (p.im + q.im))
         square = _times(e, e)
         if SPECTRAL:
             # d (D Phi) / d D = Phi + D J
             u = _times(d, j)
             u = Complex(phi.re + u.re, phi.im + u.im)
-            v = _times(c, f)
-            ef = _times(e, f)
+            v, ef = _times(c, f), _times(e, f)
             more = _times(e, Complex(v.re + u.re, v.im + u.im))
             f = _times(grow, f)
             f = Complex(f.re - 2.0 * more.re, f.im - 2.0 * more.im)
@@ -327,13 +289,6 @@ def _constants(gamma, omega2, w):
 
 
 @triton.jit
-def _reach(s, gamma, omega2):
-    """Return the most that a channel turns within a gap, and the longest gap."""
-    rate = tl.maximum(tl.sqrt(omega2), 2.0 * gamma)
-    return tl.max(tl.max(rate * s, 1), 0), tl.max(tl.max(s, 1), 0)
-
-
-@triton.jit
 def _load_mode(
     modes, at, rows, inside, mode, num_modes, channels, WORK: tl.constexpr, K: tl.constexpr
 ):
@@ -349,20 +304,13 @@ def _load_mode(
 
 @triton.jit(do_not_specialize=["num_modes"])
 def mode_integrals(modes, times_ptr, spectrum_ptr, path_ptr, sizes, num_modes, K: tl.constexpr):
-    """Write the integrals over the gap after each token, float32 ``[B H, 2, padded, C]``.
-
-    `spectrum_ptr` is float64 ``[2, H, C]``. One program takes WIDTH channels of ROWS tokens of one
-    head.
-    """
-    at = locate(times_ptr, sizes, K, K.C // WIDTH)
-    channels = own_channels(K)
+    """Write the integrals over the gap after each token, as `linear_integrals` does."""
+    at, channels, gamma, omega2 = locate_channels(times_ptr, spectrum_ptr, sizes, K)
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    gamma, omega2 = load_channels(spectrum_ptr, at, channels, K)
     s, _ = gaps_after(at, rows)
     turned, longest = _reach(s, gamma, omega2)
     WORK: tl.constexpr = tl.float64 if K.PRECISE else tl.float32
-    first = tl.zeros([ROWS, WIDTH], WORK)
-    second = tl.zeros([ROWS, WIDTH], WORK)
+    first, second = tl.zeros([ROWS, WIDTH], WORK), tl.zeros([ROWS, WIDTH], WORK)
     damping = gamma.to(WORK)
     for mode in range(num_modes):
         w = tl.load(modes.bank + mode)
@@ -370,13 +318,10 @@ def mode_integrals(modes, times_ptr, spectrum_ptr, path_ptr, sizes, num_modes, K
         e, phi, f, j = _integrals(s, c, d, turned + tl.abs(w) * longest, False, K)
         inside = rows < at.length
         basis, z = _load_mode(modes, at, rows, inside, mode, num_modes, channels, WORK, K)
-        u = _times(z, e)
-        v = _times(z, phi)
+        u, v = _times(z, e), _times(z, phi)
         first += u.re + 2.0 * damping * v.re + w.to(WORK) * v.im
         second += v.re
-    to = path_ptr + 2 * at.row * K.C + rows[:, None] * K.C + channels[None, :]
-    tl.store(to, first.to(tl.float32))
-    tl.store(to + at.size, second.to(tl.float32))
+    lib.store_planes(path_ptr + 2 * at.row * K.C, rows, at.size, (first, second), channels, K)
 
 
 @triton.jit(do_not_specialize=["num_modes"])
@@ -388,22 +333,17 @@ def mode_integrals_backward(
     All float64: coefficients ``[B H, programs, modes, 2, C]``, frequencies ``[B H, programs, C,
     modes]`` and `d_spectrum` ``[B H, programs, 2, C]``. One program takes STEPS times ROWS tokens.
     """
-    at = locate(times_ptr, sizes, K, K.C // WIDTH)
-    channels = own_channels(K)
+    at, channels, gamma, omega2 = locate_channels(times_ptr, spectrum_ptr, sizes, K)
     part = at.plane * tl.num_programs(0) + tl.program_id(0)
-    gamma, omega2 = load_channels(spectrum_ptr, at, channels, K)
     origin = tl.load(modes.origin + tl.program_id(2))
     WORK: tl.constexpr = tl.float64 if K.PRECISE else tl.float32
-    d_gamma = tl.zeros([WIDTH], tl.float64)
-    d_omega2 = tl.zeros([WIDTH], tl.float64)
+    d_gamma, d_omega2 = tl.zeros([WIDTH], tl.float64), tl.zeros([WIDTH], tl.float64)
     for mode in range(num_modes):
         w = tl.load(modes.bank + mode)
         c, d = _constants(gamma, omega2, w)
-        d_cos = tl.zeros([WIDTH], tl.float64)
-        d_sin = tl.zeros([WIDTH], tl.float64)
+        d_cos, d_sin = tl.zeros([WIDTH], tl.float64), tl.zeros([WIDTH], tl.float64)
         d_w = tl.zeros([WIDTH], tl.float64)
-        damping = gamma.to(WORK)
-        turn = w.to(WORK)
+        damping, turn = gamma.to(WORK), w.to(WORK)
         for step in range(STEPS):
             rows = (tl.program_id(0) * STEPS + step) * ROWS + tl.arange(0, ROWS)
             inside = rows < at.length
@@ -423,11 +363,8 @@ def mode_integrals_backward(
             turned_nu = _times(basis, nu)
             d_cos += tl.sum(turned_nu.re, 0)
             d_sin += tl.sum(turned_nu.im, 0)
-            znu = _times(z, nu)
-            zphi = _times(z, phi)
-            ze = _times(z, e)
-            zf = _times(z, f)
-            zj = _times(z, j)
+            znu, zphi, ze = _times(z, nu), _times(z, phi), _times(z, e)
+            zf, zj = _times(z, f), _times(z, j)
             d_phi = Complex(2.0 * damping * d1 + d2, -turn * d1)
             more = _times(d_phi, zj)
             by_d = Complex(d1 * zf.re + more.re, d1 * zf.im + more.im)
@@ -439,7 +376,7 @@ def mode_integrals_backward(
             )
             d_omega2 += tl.sum(by_d.re, 0)
             d_gamma += tl.sum(by_c.re + 2.0 * turn * by_d.im + 2.0 * d1 * zphi.re, 0)
-            since = (time_at(at, rows) - origin)[:, None].to(WORK)
+            since = (lib.time_at(at, rows) - origin)[:, None].to(WORK)
             more = by_c.im - 2.0 * (turn * by_d.re - damping * by_d.im) + d1 * zphi.im
             d_w += tl.sum(more - since * znu.im, 0)
         to = d_modes.weight + (part * num_modes + mode) * (2 * K.C) + channels

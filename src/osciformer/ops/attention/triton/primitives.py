@@ -19,21 +19,13 @@ WIDTH = tl.constexpr(16)
 
 @dataclass(frozen=True)
 class Format:
-    """Head size and precision that a kernel is compiled for, its argument K.
+    """What a kernel is compiled for, its argument K."""
 
-    Attributes:
-        C: Head size.
-        OPERAND: Type of the operands of products.
-        PREC: How products of float32 operands run.
-        PRECISE: Whether closed forms are float64.
-        AVERAGE: Whether values are averages over the gap.
-    """
-
-    C: int
-    OPERAND: Any
-    PREC: str
-    PRECISE: bool
-    AVERAGE: bool = True
+    C: int  # head size
+    OPERAND: Any  # type of the operands of products
+    PREC: str  # how products of float32 operands run
+    PRECISE: bool  # whether closed forms are float64
+    AVERAGE: bool = True  # whether values are averages over the gap
 
     @property
     def dtype(self) -> torch.dtype:
@@ -79,14 +71,11 @@ class Upstream(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """Numbers of a call.
-
-    Tokens of one head are `heads` heads apart. Buffers are ``[B H, planes, padded, C]``.
-    """
+    """Numbers of a call; buffers are ``[B H, planes, padded, C]``."""
 
     length: Any
     padded: Any
-    heads: Any
+    heads: Any  # tokens of one head are that many heads apart
     scale: Any = 1.0  # of the logits
     logit_scale: Any = 1.0  # the same to base 2
 
@@ -147,9 +136,9 @@ def load_tokens(x, at, tokens, inside, channels, K: tl.constexpr):
 
 @triton.jit
 def load_side(side, at, tokens, inside, channels, K: tl.constexpr):
-    """Return positions and velocities; without velocities the latter must not be read."""
+    """Return positions and velocities, 0 if there are none."""
     x = load_tokens(side.x, at, tokens, inside, channels, K)
-    u = x
+    u = tl.zeros([tokens.shape[0], channels.shape[0]], tl.float32)
     if side.velocity is not None:
         u = load_tokens(side.velocity, at, tokens, inside, channels, K)
     return x, u

@@ -14,64 +14,28 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from osciformer.ops.attention.triton.closed_form import (
-    aged_state,
-    load_spectrum,
-    oscillate,
-    pull_back_through,
-    rounded,
-    row_factors,
-    spectral_derivatives,
-)
-from osciformer.ops.attention.triton.intra_tile import (
-    NUM_LEVELS,
-    tie_range,
-    tied_logits,
-    tied_output,
-    tied_pairs,
-)
-from osciformer.ops.attention.triton.primitives import (
-    TILE,
-    WIDTH,
-    add_plane,
-    load_lse,
-    load_side,
-    load_tokens,
-    locate,
-    logsumexp,
-    own_channels,
-    present_tokens,
-    product,
-    softmax_step,
-    store_plane,
-    store_planes,
-    store_spectral,
-    time_at,
-)
+from osciformer.ops.attention.triton import closed_form as cf
+from osciformer.ops.attention.triton import intra_tile
+from osciformer.ops.attention.triton import primitives as lib
+from osciformer.ops.attention.triton.intra_tile import NUM_LEVELS
+from osciformer.ops.attention.triton.primitives import TILE, WIDTH, product
 
 #: Key spans a program of the kernels between spans.
 COLUMNS = tl.constexpr(8)
 
 
 class TilePath(NamedTuple):
-    """Pointers to integrals of the path, or to their gradients, float32.
+    """Pointers to integrals of the path, or to their gradients, float32."""
 
-    Over the gaps after the tokens ``[B H, 2, padded, C]``, and from the ends of tiles to those of
-    their far spans ``[B H, tiles, 2, C]``, None without far spans.
-    """
-
-    gaps: Any
-    remainder: Any
+    gaps: Any  # over the gaps after the tokens ``[B H, 2, padded, C]``
+    remainder: Any  # from ends of tiles to those of far spans, if any, ``[B H, tiles, 2, C]``
 
 
 class SpanPath(NamedTuple):
-    """Pointers to integrals of the path, or to their gradients, float32 ``[B H, spans, 2, C]``.
+    """Pointers to integrals of the path, or to their gradients, float32 ``[B H, spans, 2, C]``."""
 
-    Over each span, and from the end of each span to that of its group.
-    """
-
-    total: Any
-    remainder: Any
+    total: Any  # over each span
+    remainder: Any  # from the end of each span to that of its group
 
 
 class Reach(NamedTuple):
@@ -107,10 +71,7 @@ def moved_on(x, u, g11, g12, spectrum):
 
 @triton.jit
 def spectral_adjoint(s, g12, f, spectrum, l1, l2, r1, r2):
-    """Return the gradients of gamma and omega^2 of (l1, l2) P (r1, r2), P the propagator after s.
-
-    f is the derivative of g12 by omega^2; all others follow (`closed_form`).
-    """
+    """Return gradients of gamma and omega^2 of (l1, l2) P (r1, r2), P the propagator after s."""
     gamma, omega2 = spectrum.gamma, spectrum.omega2
     d_g11 = l1 * r1 + l2 * r2
     d_g12 = l1 * r2 - omega2 * (l2 * r1) - 2.0 * gamma * (l2 * r2)
@@ -122,11 +83,11 @@ def spectral_adjoint(s, g12, f, spectrum, l1, l2, r1, r2):
 @triton.jit
 def single_tokens(gap, spectrum, SLOPES: tl.constexpr, K: tl.constexpr):
     """Return prefixes and suffixes of blocks of one token, from the gaps to the next tokens."""
-    found = oscillate(gap, spectrum, K)
+    found = cf.oscillate(gap, spectrum, K)
     zero = tl.zeros_like(found.g11)
     f, j = zero, zero
     if SLOPES:
-        f, j = spectral_derivatives(gap, spectrum, found, K)
+        f, j = cf.spectral_derivatives(gap, spectrum, found, K)
     return Reach(zero + 1.0, zero, zero, zero, zero), Reach(found.g11, found.g12, found.i12, f, j)
 
 
@@ -155,39 +116,30 @@ def climb(
     place = tl.arange(0, TILE)
     late = ((place & n) != 0)[:, None]
     sibling = tl.broadcast_to(((place ^ n) & (TILE - n))[:, None], (TILE, WIDTH))
-    a11 = tl.where(late, prefix.g11, suffix.g11)
-    a12 = tl.where(late, prefix.g12, suffix.g12)
-    b11 = pick(suffix.g11, sibling)
-    b12 = pick(suffix.g12, sibling)
+    a11, a12 = tl.where(late, prefix.g11, suffix.g11), tl.where(late, prefix.g12, suffix.g12)
+    b11, b12 = pick(suffix.g11, sibling), pick(suffix.g12, sibling)
     g11 = a11 * b11 - spectrum.omega2 * (a12 * b12)
     g12 = a11 * b12 + a12 * (b11 - 2.0 * gamma * b12)
     prefix_i12, prefix_f, prefix_j = prefix.i12, prefix.f, prefix.j
     suffix_i12, suffix_f, suffix_j = suffix.i12, suffix.f, suffix.j
     if INTEGRAL:
-        ai = tl.where(late, prefix.i12, suffix.i12)
-        bi = pick(suffix.i12, sibling)
+        ai, bi = tl.where(late, prefix.i12, suffix.i12), pick(suffix.i12, sibling)
         i12 = ai + a11 * bi + a12 * b12
-        prefix_i12 = tl.where(late, i12, prefix.i12)
-        suffix_i12 = tl.where(late, suffix.i12, i12)
+        prefix_i12, suffix_i12 = tl.where(late, i12, prefix.i12), tl.where(late, suffix.i12, i12)
     if SLOPES:
-        af = tl.where(late, prefix.f, suffix.f)
-        bf = pick(suffix.f, sibling)
+        af, bf = tl.where(late, prefix.f, suffix.f), pick(suffix.f, sibling)
         # Derivatives of g11 by omega^2.
         slope_a = gamma * af - 0.5 * s_own * a12
         slope_b = gamma * bf - 0.5 * s_other * b12
         f = slope_a * b12 + a11 * bf + af * (b11 - 2.0 * gamma * b12)
         f += a12 * (slope_b - 2.0 * gamma * bf)
-        prefix_f = tl.where(late, f, prefix.f)
-        suffix_f = tl.where(late, suffix.f, f)
+        prefix_f, suffix_f = tl.where(late, f, prefix.f), tl.where(late, suffix.f, f)
     if INTEGRAL and SLOPES:
         aj = tl.where(late, prefix.j, suffix.j)
         j = aj + slope_a * bi + a11 * pick(suffix.j, sibling) + af * b12 + a12 * bf
-        prefix_j = tl.where(late, j, prefix.j)
-        suffix_j = tl.where(late, suffix.j, j)
-    p11 = tl.where(late, g11, prefix.g11)
-    p12 = tl.where(late, g12, prefix.g12)
-    s11 = tl.where(late, suffix.g11, g11)
-    s12 = tl.where(late, suffix.g12, g12)
+        prefix_j, suffix_j = tl.where(late, j, prefix.j), tl.where(late, suffix.j, j)
+    p11, p12 = tl.where(late, g11, prefix.g11), tl.where(late, g12, prefix.g12)
+    s11, s12 = tl.where(late, suffix.g11, g11), tl.where(late, suffix.g12, g12)
     prefix = Reach(p11, p12, prefix_i12, prefix_f, prefix_j)
     return prefix, Reach(s11, s12, suffix_i12, suffix_f, suffix_j)
 
@@ -203,21 +155,9 @@ def load_path(path_ptr, at, tokens, channels, K: tl.constexpr):
 
 
 @triton.jit
-def load_side_or_zero(side, at, tokens, inside, channels, K: tl.constexpr):
-    """Return positions and velocities, 0 if there are none."""
-    x = load_tokens(side.x, at, tokens, inside, channels, K)
-    u = tl.zeros([tokens.shape[0], channels.shape[0]], tl.float32)
-    if side.velocity is not None:
-        u = load_tokens(side.velocity, at, tokens, inside, channels, K)
-    return x, u
-
-
-@triton.jit
 def sum_others(x, AFTER: tl.constexpr):
-    """Return for each row of a tile the sum of the rows of `x` before (or after) it, float32.
-
-    As a product with zeros and ones, so that nothing is shifted across threads.
-    """
+    """Return for each row of a tile the sum of the rows of `x` before (or after) it, float32."""
+    # A product with zeros and ones shifts nothing across threads.
     row, other = tl.arange(0, TILE)[:, None], tl.arange(0, TILE)[None, :]
     counts = row < other if AFTER else row > other
     return tl.dot(tl.where(counts, 1.0, 0.0), x, input_precision="tf32x3")
@@ -228,10 +168,7 @@ def sum_others(x, AFTER: tl.constexpr):
 
 @triton.jit
 def meeting_bits():
-    """Return row xor key if the row comes later, else 0.
-
-    Its highest bit is the level at which the pair meets: shifted right by it, 1 is left.
-    """
+    """Return row xor key if the row is later, else 0; the highest bit is the level of the pair."""
     place = tl.arange(0, TILE)
     later = place[:, None] > place[None, :]
     return tl.where(later, place[:, None] ^ place[None, :], 0)
@@ -254,9 +191,9 @@ def contributions(side, path_ptr, gap_to_next, at, tokens, present, K: tl.conste
     own = tl.zeros([TILE], tl.float32)
     for start in range(0, K.C, WIDTH):
         channels = start + tl.arange(0, WIDTH)
-        spectrum = load_spectrum(side.spectrum, at.head, channels, K)
+        spectrum = cf.load_spectrum(side.spectrum, at.head, channels, K)
         m1, m2 = load_path(path_ptr, at, tokens, channels, K)
-        x, u = load_side_or_zero(side, at, tokens, present, channels, K)
+        x, u = lib.load_side(side, at, tokens, present, channels, K)
         own += tl.sum(m1 * x + m2 * u, 1)
         prefix, suffix = single_tokens(gap_to_next, spectrum, False, K)
         for level in range(NUM_LEVELS):
@@ -275,32 +212,30 @@ def tile_path_forward(
 ):
     """Write output and logsumexp (base 2) over the keys of each row's own tile.
 
-    The queries are the path at each row's own time, for ties alone.
-
     Also the set-up of the first sweep: states at the end of each tile, row factors of values, and
     `biases`, two of ``[B H, padded]``: the integrals of path times key from each key to the end of
-    its tile and of its far span.
+    its tile and of its far span. Queries, the path at each row's own time, count for ties alone.
     """
     tile = tl.program_id(0)
-    at = locate(t.times, sizes, K)
+    at = lib.locate(t.times, sizes, K)
     size = at.size
     tokens = tile * TILE + tl.arange(0, TILE)
-    present = present_tokens(t.mask, at, tokens)
-    times = time_at(at, tokens)
-    gap_to_next = (time_at(at, tokens + 1) - times)[:, None]
+    present = lib.present_tokens(t.mask, at, tokens)
+    times = lib.time_at(at, tokens)
+    gap_to_next = (lib.time_at(at, tokens + 1) - times)[:, None]
     HAS_VU: tl.constexpr = t.v.velocity is not None
 
     contributed = contributions(t.k, path.gaps, gap_to_next, at, tokens, present, K)
     bias = tl.sum(contributed, 0)
     tl.store(biases[0] + at.row + tokens, bias)
-    until_end = (time_at(at, tile * TILE + TILE) - times)[:, None]
+    until_end = (lib.time_at(at, tile * TILE + TILE) - times)[:, None]
     for start in range(0, K.C, WIDTH):
         channels = start + tl.arange(0, WIDTH)
-        spectrum = load_spectrum(t.k.spectrum, at.head, channels, K)
-        x, u = load_side_or_zero(t.k, at, tokens, present, channels, K)
-        gap = oscillate(until_end, spectrum, K)
+        spectrum = cf.load_spectrum(t.k.spectrum, at.head, channels, K)
+        x, u = lib.load_side(t.k, at, tokens, present, channels, K)
+        gap = cf.oscillate(until_end, spectrum, K)
         x1, x2 = moved_on(x, u, gap.g11, gap.g12, spectrum)
-        store_planes(spans.key_state + 3 * at.row * K.C, tokens, size, (x1, x2), channels, K)
+        lib.store_planes(spans.key_state + 3 * at.row * K.C, tokens, size, (x1, x2), channels, K)
         if path.remainder is not None:
             rest = path.remainder + (at.row // TILE + tile) * (2 * K.C) + channels[None, :]
             bias += tl.sum(tl.load(rest) * x1 + tl.load(rest + K.C) * x2, 1)
@@ -317,16 +252,15 @@ def tile_path_forward(
     if K.AVERAGE:
         weights *= inverse
 
-    low = tile
-    high = tile
+    low, high = tile, tile
     if not STRICT:
-        low, high = tie_range(at, tile)
+        low, high = intra_tile.tie_range(at, tile)
         nearer = top
         for other in range(low, high + 1):
-            tied = tied_logits(t, at, tile, other, sizes, K)
-            top, mass, _, keep = softmax_step(top, mass, tied)
+            tied = intra_tile.tied_logits(t, at, tile, other, sizes, K)
+            top, mass, _, keep = lib.softmax_step(top, mass, tied)
         weights *= tl.exp2(nearer - tl.where(top == float("-inf"), 0.0, top))[:, None]
-    lse, safe = logsumexp(top, mass)
+    lse, safe = lib.logsumexp(top, mass)
     weights = weights / safe[:, None]
     tl.store(lse_ptr + at.row + tokens, lse)
     shift = tl.where(mass > 0, lse, 0.0)
@@ -336,55 +270,43 @@ def tile_path_forward(
         acc = tl.zeros([TILE, WIDTH], tl.float32)
         if not STRICT:
             for other in range(low, high + 1):
-                tied = tied_logits(t, at, tile, other, sizes, K)
-                acc += tied_output(tied, shift, t, at, other, channels, K)
-        spectrum = load_spectrum(t.v.spectrum, at.head, channels, K)
-        x, u = load_side(t.v, at, tokens, present, channels, K)
+                tied = intra_tile.tied_logits(t, at, tile, other, sizes, K)
+                acc += intra_tile.tied_output(tied, shift, t, at, other, channels, K)
+        spectrum = cf.load_spectrum(t.v.spectrum, at.head, channels, K)
+        x, u = lib.load_side(t.v, at, tokens, present, channels, K)
         prefix, suffix = single_tokens(gap_to_next, spectrum, False, K)
         for level in range(NUM_LEVELS):
-            x1, x2, xs = aged_state(suffix, spectrum, x, u, HAS_VU)
-            f1, f2 = row_factors(prefix, spectrum, K.AVERAGE)
+            x1, x2, xs = cf.aged_state(suffix, spectrum, x, u, HAS_VU)
+            f1, f2 = cf.row_factors(prefix, spectrum, K.AVERAGE)
             part = tl.where((bits >> level) == 1, weights, 0.0).to(K.OPERAND)
             acc += f1 * product(part, x1.to(K.OPERAND), K)
             acc += f2 * product(part, x2.to(K.OPERAND), K)
             if K.AVERAGE:
                 acc += product(part, xs.to(K.OPERAND), K)
             prefix, suffix = climb(prefix, suffix, 0.0, 0.0, spectrum, 1 << level, True, False)
-        store_plane(out_ptr + at.row * K.C, tokens, acc, channels, K)
-        state = aged_state(suffix, spectrum, x, u, HAS_VU)
-        store_planes(spans.value_state + 3 * at.row * K.C, tokens, size, state, channels, K)
-        factors = row_factors(prefix, spectrum, K.AVERAGE)
-        store_planes(spans.value_factor + 2 * at.row * K.C, tokens, size, factors, channels, K)
+        lib.store_plane(out_ptr + at.row * K.C, tokens, acc, channels, K)
+        state = cf.aged_state(suffix, spectrum, x, u, HAS_VU)
+        lib.store_planes(spans.value_state + 3 * at.row * K.C, tokens, size, state, channels, K)
+        factors = cf.row_factors(prefix, spectrum, K.AVERAGE)
+        lib.store_planes(spans.value_factor + 2 * at.row * K.C, tokens, size, factors, channels, K)
 
 
 @triton.jit
 def elapsed(n, tile, at, times, K: tl.constexpr):
-    """Return the durations of what grows in blocks of n, and of the other block of the two.
-
-    The first is a row's time since its block began, or a key's until the next block begins.
-    """
+    """Return the durations of what grows in blocks of n, and of the other block of the two."""
+    # What grows: a row's time since its block began, or a key's until the next block begins.
     place = tl.arange(0, TILE)
     late = (place & n) != 0
     base = tile * TILE + (place // n) * n
-    own = tl.abs(time_at(at, base + tl.where(late, 0, n)) - times)
-    begin = time_at(at, base + tl.where(late, -n, n))
-    other = time_at(at, base + tl.where(late, 0, 2 * n)) - begin
-    return rounded(own, K)[:, None], rounded(other, K)[:, None]
+    own = tl.abs(lib.time_at(at, base + tl.where(late, 0, n)) - times)
+    begin = lib.time_at(at, base + tl.where(late, -n, n))
+    other = lib.time_at(at, base + tl.where(late, 0, 2 * n)) - begin
+    return cf.rounded(own, K)[:, None], cf.rounded(other, K)[:, None]
 
 
 @triton.jit
 def level_adjoint(
-    late,
-    s,
-    prefix,
-    suffix,
-    form,
-    x,
-    u,
-    d_state,
-    d_factors,
-    HAS_U: tl.constexpr,
-    K: tl.constexpr,
+    late, s, prefix, suffix, form, x, u, d_state, d_factors, HAS_U: tl.constexpr, K: tl.constexpr
 ):
     """Return the gradients of x, u, gamma and omega^2 at one level.
 
@@ -393,14 +315,12 @@ def level_adjoint(
     """
     gamma, omega2 = form.gamma, form.omega2
     d_x1, d_x2, d_xs = d_state
-    d_f1, d_f2 = d_factors
+    d_f1, d_f2 = tl.where(late, d_factors[0], 0.0), tl.where(late, d_factors[1], 0.0)
     g11, g12, i12 = suffix.g11, suffix.g12, suffix.i12
     d_x = d_x1 * g11 - omega2 * g12 * d_x2 + (g12 + 2.0 * gamma * i12) * d_xs
     d_u = d_x1 * g12 + (g11 - 2.0 * gamma * g12) * d_x2 + i12 * d_xs
-    g12 = tl.where(late, prefix.g12, g12)
-    i12 = tl.where(late, prefix.i12, i12)
-    f = tl.where(late, prefix.f, suffix.f)
-    j = tl.where(late, prefix.j, suffix.j)
+    g12, i12 = tl.where(late, prefix.g12, g12), tl.where(late, prefix.i12, i12)
+    f, j = tl.where(late, prefix.f, suffix.f), tl.where(late, prefix.j, suffix.j)
     d_i11 = d_xs * x
     d_g11 = d_x1 * x
     d_g12 = -omega2 * d_x2 * x
@@ -410,12 +330,12 @@ def level_adjoint(
         d_g12 += (d_x1 - 2.0 * gamma * d_x2) * u
         d_i12 += d_xs * u
     if K.AVERAGE:
-        d_i11 += tl.where(late, d_f1, 0.0)
-        d_i12 += tl.where(late, d_f2, 0.0)
+        d_i11 += d_f1
+        d_i12 += d_f2
     else:
-        d_g11 += tl.where(late, d_f1, 0.0)
-        d_g12 += tl.where(late, d_f2, 0.0)
-    d_gamma, d_omega2 = pull_back_through(
+        d_g11 += d_f1
+        d_g12 += d_f2
+    d_gamma, d_omega2 = cf.pull_back_through(
         s, form, g12, f, j, d_g11, d_g12 + d_i11, d_i12 + 2.0 * gamma * d_i11
     )
     d_gamma += 2.0 * i12 * d_i11
@@ -435,19 +355,19 @@ def tile_path_backward(
     None), are passed on to keys and path integrals.
     """
     tile = tl.program_id(0)
-    at = locate(t.times, sizes, K)
+    at = lib.locate(t.times, sizes, K)
     size = at.size
     plane = at.row * K.C
     program = at.row // TILE + tile
     place = tl.arange(0, TILE)
     tokens = tile * TILE + place
     inside = tokens < at.length
-    present = present_tokens(t.mask, at, tokens)
-    times = time_at(at, tokens)
-    gap_to_next = (time_at(at, tokens + 1) - times)[:, None]
+    present = lib.present_tokens(t.mask, at, tokens)
+    times = lib.time_at(at, tokens)
+    gap_to_next = (lib.time_at(at, tokens + 1) - times)[:, None]
     bits = meeting_bits()
     seen, inverse = pair_gaps(times, present, bits)
-    lse = load_lse(up.lse + at.row, tokens)
+    lse = lib.load_lse(up.lse + at.row, tokens)
     delta = tl.load(up.delta + at.row + tokens)
     HAS_VU: tl.constexpr = t.v.velocity is not None
 
@@ -457,43 +377,37 @@ def tile_path_backward(
     shares = weights
     if K.AVERAGE:
         shares = weights * inverse
-    low = tile
-    high = tile
+    low, high = tile, tile
     if not STRICT:
-        low, high = tie_range(at, tile)
+        low, high = intra_tile.tie_range(at, tile)
 
     d_weights = tl.zeros([TILE, TILE], tl.float32)
     for start in range(0, K.C, WIDTH):
         channels = start + tl.arange(0, WIDTH)
-        spectrum = load_spectrum(t.v.spectrum, at.head, channels, K)
-        o = load_tokens(up.d_out, at, tokens, inside, channels, K)
-        x, u = load_side(t.v, at, tokens, present, channels, K)
+        spectrum = cf.load_spectrum(t.v.spectrum, at.head, channels, K)
+        o = lib.load_tokens(up.d_out, at, tokens, inside, channels, K)
+        x, u = lib.load_side(t.v, at, tokens, present, channels, K)
         prefix, suffix = single_tokens(gap_to_next, spectrum, True, K)
-        d_x = tl.zeros([TILE, WIDTH], tl.float32)
-        d_u = tl.zeros([TILE, WIDTH], tl.float32)
-        d_gamma = tl.zeros_like(prefix.g11)
-        d_omega2 = tl.zeros_like(prefix.g11)
+        d_x, d_u = tl.zeros([TILE, WIDTH], tl.float32), tl.zeros([TILE, WIDTH], tl.float32)
+        d_gamma, d_omega2 = tl.zeros_like(prefix.g11), tl.zeros_like(prefix.g11)
         for level in range(NUM_LEVELS):
             n = 1 << level
             late = ((place & n) != 0)[:, None]
             s_own, s_other = elapsed(n, tile, at, times, K)
             meeting = (bits >> level) == 1
-            x1, x2, xs = aged_state(suffix, spectrum, x, u, HAS_VU)
-            f1, f2 = row_factors(prefix, spectrum, K.AVERAGE)
-            o1 = (o * f1).to(K.OPERAND)
-            o2 = (o * f2).to(K.OPERAND)
+            x1, x2, xs = cf.aged_state(suffix, spectrum, x, u, HAS_VU)
+            f1, f2 = cf.row_factors(prefix, spectrum, K.AVERAGE)
+            o1, o2 = (o * f1).to(K.OPERAND), (o * f2).to(K.OPERAND)
             part = product(o1, tl.trans(x1.to(K.OPERAND)), K)
             part += product(o2, tl.trans(x2.to(K.OPERAND)), K)
             if K.AVERAGE:
                 part += product(o.to(K.OPERAND), tl.trans(xs.to(K.OPERAND)), K)
             d_weights = tl.where(meeting, d_weights + part, d_weights)
             part = tl.where(meeting, shares, 0.0).to(K.OPERAND)
-            d_x1 = product(tl.trans(part), o1, K)
-            d_x2 = product(tl.trans(part), o2, K)
             d_xs = tl.zeros([TILE, WIDTH], tl.float32)
             if K.AVERAGE:
                 d_xs = product(tl.trans(part), o.to(K.OPERAND), K)
-            d_state = (d_x1, d_x2, d_xs)
+            d_state = (product(tl.trans(part), o1, K), product(tl.trans(part), o2, K), d_xs)
             d_f1 = o * product(part, x1.to(K.OPERAND), K)
             d_f2 = o * product(part, x2.to(K.OPERAND), K)
             more_x, more_u, more_gamma, more_omega2 = level_adjoint(
@@ -506,14 +420,12 @@ def tile_path_backward(
             prefix, suffix = climb(prefix, suffix, s_own, s_other, spectrum, n, True, True)
         if not STRICT:
             for other in range(low, high + 1):
-                tied, _ = tied_pairs(t, up, at, other, tile, sizes, K)
-                others = other * TILE + place
-                theirs = load_tokens(up.d_out, at, others, others < at.length, channels, K)
-                d_x += product(tl.trans(tied), theirs.to(K.OPERAND), K)
-        add_plane(grads.v.x + plane, tokens, d_x, channels, K)
+                tied, _ = intra_tile.tied_pairs(t, up, at, other, tile, sizes, K)
+                d_x += intra_tile.tied_sums(tl.trans(tied), up.d_out, at, other, channels, K)
+        lib.add_plane(grads.v.x + plane, tokens, d_x, channels, K)
         if HAS_VU:
-            add_plane(grads.v.velocity + plane, tokens, d_u, channels, K)
-        store_spectral(grads.v.spectrum, program, d_gamma, d_omega2, channels, K)
+            lib.add_plane(grads.v.velocity + plane, tokens, d_u, channels, K)
+        lib.store_spectral(grads.v.spectrum, program, d_gamma, d_omega2, channels, K)
 
     if K.AVERAGE:
         d_weights *= inverse
@@ -531,16 +443,12 @@ def tile_path_backward(
     d_own = tl.sum(tl.where(is_own, d_contributed, 0.0), 1)[:, None]
     for start in range(0, K.C, WIDTH):
         channels = start + tl.arange(0, WIDTH)
-        spectrum = load_spectrum(t.k.spectrum, at.head, channels, K)
+        spectrum = cf.load_spectrum(t.k.spectrum, at.head, channels, K)
         m1, m2 = load_path(path.gaps, at, tokens, channels, K)
-        x, u = load_side_or_zero(t.k, at, tokens, present, channels, K)
+        x, u = lib.load_side(t.k, at, tokens, present, channels, K)
         prefix, suffix = single_tokens(gap_to_next, spectrum, True, K)
-        d_m1 = d_own * x
-        d_m2 = d_own * u
-        d_x = d_own * m1
-        d_u = d_own * m2
-        d_gamma = tl.zeros_like(suffix.g11)
-        d_omega2 = tl.zeros_like(suffix.g11)
+        d_m1, d_m2, d_x, d_u = d_own * x, d_own * u, d_own * m1, d_own * m2
+        d_gamma, d_omega2 = tl.zeros_like(suffix.g11), tl.zeros_like(suffix.g11)
         for level in range(NUM_LEVELS):
             n = 1 << level
             late = ((place & n) != 0)[:, None]
@@ -580,25 +488,21 @@ def tile_path_backward(
             more1, more2 = spectral_adjoint(s_own, suffix.g12, suffix.f, spectrum, l1, l2, x, u)
             d_gamma += more1
             d_omega2 += more2
-        add_plane(d_path.gaps + 2 * plane, tokens, d_m1, channels, K)
-        add_plane(d_path.gaps + 2 * plane + size, tokens, d_m2, channels, K)
-        store_spectral(grads.k.spectrum, program, d_gamma, d_omega2, channels, K)
+        lib.add_plane(d_path.gaps + 2 * plane, tokens, d_m1, channels, K)
+        lib.add_plane(d_path.gaps + 2 * plane + size, tokens, d_m2, channels, K)
+        lib.store_spectral(grads.k.spectrum, program, d_gamma, d_omega2, channels, K)
 
         d_row = tl.zeros([TILE, WIDTH], tl.float32)
         if not STRICT:
             for other in range(low, high + 1):
-                others = other * TILE + place
-                there = others < at.length
-                _, d_raw = tied_pairs(t, up, at, tile, other, sizes, K)
-                theirs = load_tokens(t.k.x, at, others, there, channels, K)
-                d_row += product(d_raw, theirs.to(K.OPERAND), K)
-                _, d_raw = tied_pairs(t, up, at, other, tile, sizes, K)
-                theirs = load_tokens(t.q, at, others, there, channels, K)
-                d_x += product(tl.trans(d_raw), theirs.to(K.OPERAND), K)
-        store_plane(grads.q + plane, tokens, d_row, channels, K)
-        add_plane(grads.k.x + plane, tokens, d_x, channels, K)
+                _, d_raw = intra_tile.tied_pairs(t, up, at, tile, other, sizes, K)
+                d_row += intra_tile.tied_sums(d_raw, t.k.x, at, other, channels, K)
+                _, d_raw = intra_tile.tied_pairs(t, up, at, other, tile, sizes, K)
+                d_x += intra_tile.tied_sums(tl.trans(d_raw), t.q, at, other, channels, K)
+        lib.store_plane(grads.q + plane, tokens, d_row, channels, K)
+        lib.add_plane(grads.k.x + plane, tokens, d_x, channels, K)
         if t.k.velocity is not None:
-            add_plane(grads.k.velocity + plane, tokens, d_u, channels, K)
+            lib.add_plane(grads.k.velocity + plane, tokens, d_u, channels, K)
 
 
 # --- Integrals of the path within spans and between them. -----------------------------------------
@@ -608,25 +512,22 @@ def tile_path_backward(
 def path_factors(t, path_ptr, factor_ptr, total_ptr, sizes, SPAN: tl.constexpr, K: tl.constexpr):
     """Write the path's integrals from each span's start to its tokens, and over the whole span.
 
-    `path_ptr` is float32 ``[B H, 2, padded, C]``, of the gap after each token; `factor_ptr` has
-    its shape, `total_ptr` is float32 ``[B H, spans, 2, C]``. One program takes WIDTH channels of
-    one span of one head, a tile at a time.
+    `factor_ptr` is ``[B H, 2, padded, C]``, as `path_ptr`, `total_ptr` float32 ``[B H, spans, 2,
+    C]``. One program takes WIDTH channels of one span of one head, a tile at a time.
     """
-    at = locate(t.times, sizes, K, K.C // WIDTH)
-    channels = own_channels(K)
-    spectrum = load_spectrum(t.k.spectrum, at.head, channels, K)
+    at = lib.locate(t.times, sizes, K, K.C // WIDTH)
+    channels = lib.own_channels(K)
+    spectrum = cf.load_spectrum(t.k.spectrum, at.head, channels, K)
     first = tl.program_id(0) * SPAN
-    begin = time_at(at, first)
-    sum1 = tl.zeros([WIDTH], tl.float32)
-    sum2 = tl.zeros([WIDTH], tl.float32)
+    begin = lib.time_at(at, first)
+    sum1, sum2 = tl.zeros([WIDTH], tl.float32), tl.zeros([WIDTH], tl.float32)
     for start in range(first, tl.minimum(first + SPAN, sizes.padded), TILE):
         rows = start + tl.arange(0, TILE)
-        gap = oscillate((time_at(at, rows) - begin)[:, None], spectrum, K)
+        gap = cf.oscillate((lib.time_at(at, rows) - begin)[:, None], spectrum, K)
         m1, m2 = load_path(path_ptr, at, rows, channels, K)
         f1, f2 = moved_back(m1, m2, gap.g11, gap.g12, spectrum)
-        base = factor_ptr + 2 * at.row * K.C
-        store_plane(base, rows, sum_others(f1, False) + sum1[None, :], channels, K)
-        store_plane(base + at.size, rows, sum_others(f2, False) + sum2[None, :], channels, K)
+        sums = (sum_others(f1, False) + sum1[None, :], sum_others(f2, False) + sum2[None, :])
+        lib.store_planes(factor_ptr + 2 * at.row * K.C, rows, at.size, sums, channels, K)
         sum1 += tl.sum(f1, 0)
         sum2 += tl.sum(f2, 0)
     to = total_ptr + (at.plane * tl.num_programs(0) + tl.program_id(0)) * (2 * K.C) + channels
@@ -638,35 +539,30 @@ def path_factors(t, path_ptr, factor_ptr, total_ptr, sizes, SPAN: tl.constexpr, 
 def path_factors_backward(
     t, path_ptr, d_factor, d_total, d_path, d_spectrum, sizes, SPAN: tl.constexpr, K: tl.constexpr
 ):
-    """Add to the gradients of path integrals; write, per program, those of gamma and omega^2.
+    """Add to the gradients of path integrals; write, per span, those of gamma and omega^2.
 
-    `d_factor` is float32 ``[B H, 4, padded, C]``, of which the first two planes count;
-    `d_spectrum` is ``[B H, spans, 2, C]``.
+    `d_factor` is float32 ``[B H, 4, padded, C]``, of which the first two planes count.
     """
-    at = locate(t.times, sizes, K, K.C // WIDTH)
-    channels = own_channels(K)
-    spectrum = load_spectrum(t.k.spectrum, at.head, channels, K)
+    at = lib.locate(t.times, sizes, K, K.C // WIDTH)
+    channels = lib.own_channels(K)
+    spectrum = cf.load_spectrum(t.k.spectrum, at.head, channels, K)
     size = at.size
     first = tl.program_id(0) * SPAN
     past = tl.minimum(first + SPAN, sizes.padded)
-    begin = time_at(at, first)
+    begin = lib.time_at(at, first)
     spans = (at.plane * tl.num_programs(0) + tl.program_id(0)) * (2 * K.C) + channels
-    sum1 = tl.load(d_total + spans)
-    sum2 = tl.load(d_total + spans + K.C)
-    d_gamma = tl.zeros([WIDTH], tl.float32)
-    d_omega2 = tl.zeros([WIDTH], tl.float32)
+    sum1, sum2 = tl.load(d_total + spans), tl.load(d_total + spans + K.C)
+    d_gamma, d_omega2 = tl.zeros([WIDTH], tl.float32), tl.zeros([WIDTH], tl.float32)
     for back in range(first, past, TILE):
         rows = first + past - TILE - back + tl.arange(0, TILE)
-        s = (time_at(at, rows) - begin)[:, None]
-        gap = oscillate(s, spectrum, K)
-        f, _ = spectral_derivatives(s, spectrum, gap, K)
+        s = (lib.time_at(at, rows) - begin)[:, None]
+        gap = cf.oscillate(s, spectrum, K)
+        f, _ = cf.spectral_derivatives(s, spectrum, gap, K)
         m1, m2 = load_path(path_ptr, at, rows, channels, K)
         where = rows[:, None] * K.C + channels[None, :]
         given = d_factor + 4 * at.row * K.C + where
-        f1 = tl.load(given)
-        f2 = tl.load(given + size)
-        r1 = sum_others(f1, True) + sum1[None, :]
-        r2 = sum_others(f2, True) + sum2[None, :]
+        f1, f2 = tl.load(given), tl.load(given + size)
+        r1, r2 = sum_others(f1, True) + sum1[None, :], sum_others(f2, True) + sum2[None, :]
         sum1 += tl.sum(f1, 0)
         sum2 += tl.sum(f2, 0)
         more1, more2 = moved_on(r1, r2, gap.g11, gap.g12, spectrum)
@@ -688,12 +584,9 @@ def _propagators(
     """Return four planes, from FIRST on, of the span from the ends of `columns` to `span`."""
     at = matrix + (span * GROUP + columns % GROUP)[:, None].to(tl.int64) * (PLANES * C)
     at += FIRST * C + tl.arange(0, C)[None, :]
-    return (
-        tl.load(at, mask=there, other=0.0),
-        tl.load(at + C, mask=there, other=0.0),
-        tl.load(at + 2 * C, mask=there, other=0.0),
-        tl.load(at + 3 * C, mask=there, other=0.0),
-    )
+    p11, p12 = tl.load(at, mask=there, other=0.0), tl.load(at + C, mask=there, other=0.0)
+    at += 2 * C
+    return p11, p12, tl.load(at, mask=there, other=0.0), tl.load(at + C, mask=there, other=0.0)
 
 
 @triton.jit(do_not_specialize=["GROUP", "num_spans", "num_totals"])
@@ -702,9 +595,8 @@ def path_between(
 ):
     """Write the path's integrals between spans of one group to planes 4 and 5 of their matrices.
 
-    `matrix_ptr` is ``[B H, num_spans, GROUP, planes, C]`` (`sweep.span_matrices`). Totals are read,
-    remainders are written. Program (c, plane) takes COLUMNS columns of the table: key spans, whose
-    ends are the reference times.
+    Totals are read, remainders are written. Program (c, plane) takes COLUMNS columns of the table
+    of `sweep.span_matrices`: key spans, whose ends are the reference times.
     """
     PLANES: tl.constexpr = 18 if SPECTRAL else 6
     C: tl.constexpr = K.C
@@ -716,16 +608,14 @@ def path_between(
     matrix = matrix_ptr + plane * num_spans * GROUP * (PLANES * C)
     total = path.total + plane * num_totals * (2 * C) + channels
     past = tl.minimum(low + GROUP, num_spans)
-    sum1 = tl.zeros([COLUMNS, C], tl.float32)
-    sum2 = tl.zeros([COLUMNS, C], tl.float32)
+    sum1, sum2 = tl.zeros([COLUMNS, C], tl.float32), tl.zeros([COLUMNS, C], tl.float32)
     for span in range(low + 1, past):
         there = (columns < tl.minimum(span, low + GROUP))[:, None]
         at = matrix + (span * GROUP + columns % GROUP)[:, None].to(tl.int64) * (PLANES * C)
         tl.store(at + 4 * C + channels, sum1, mask=there)
         tl.store(at + 5 * C + channels, sum2, mask=there)
         p11, p12, p21, p22 = _propagators(matrix, span, GROUP, columns, there, PLANES, 0, C)
-        m1 = tl.load(total + span * (2 * C))
-        m2 = tl.load(total + span * (2 * C) + C)
+        m1, m2 = tl.load(total + span * (2 * C)), tl.load(total + span * (2 * C) + C)
         sum1 += m1 * p11 + m2 * p21
         sum2 += m1 * p12 + m2 * p22
     there = (columns < tl.minimum(low + GROUP, num_totals))[:, None]
@@ -755,15 +645,12 @@ def path_between_backward(
     part = plane * chunks + tl.program_id(0) % chunks
     found = d_path.total + part * num_totals * (2 * C) + tl.arange(0, C)
     past = tl.minimum(low + GROUP, num_spans)
-    sum1 = tl.zeros([COLUMNS, C], tl.float32)
-    sum2 = tl.zeros([COLUMNS, C], tl.float32)
+    sum1, sum2 = tl.zeros([COLUMNS, C], tl.float32), tl.zeros([COLUMNS, C], tl.float32)
     if d_path.remainder is not None:
         there = (columns < tl.minimum(low + GROUP, num_totals))[:, None]
         at = d_path.remainder + plane * num_totals * (2 * C) + columns[:, None] * (2 * C) + channels
-        sum1 = tl.load(at, mask=there, other=0.0)
-        sum2 = tl.load(at + C, mask=there, other=0.0)
-    d_gamma = tl.zeros([C], tl.float32)
-    d_omega2 = tl.zeros([C], tl.float32)
+        sum1, sum2 = tl.load(at, mask=there, other=0.0), tl.load(at + C, mask=there, other=0.0)
+    d_gamma, d_omega2 = tl.zeros([C], tl.float32), tl.zeros([C], tl.float32)
     # Nothing comes after the last span.
     for span in range(past, tl.minimum(low + GROUP, num_totals)):
         tl.store(found + span * (2 * C), tl.zeros([C], tl.float32))
@@ -774,8 +661,7 @@ def path_between_backward(
         p11, p12, p21, p22 = _propagators(matrix, span, GROUP, columns, there, 18, 0, C)
         tl.store(found + span * (2 * C), tl.sum(sum1 * p11 + sum2 * p12, 0))
         tl.store(found + span * (2 * C) + C, tl.sum(sum1 * p21 + sum2 * p22, 0))
-        m1 = tl.load(total + span * (2 * C))
-        m2 = tl.load(total + span * (2 * C) + C)
+        m1, m2 = tl.load(total + span * (2 * C)), tl.load(total + span * (2 * C) + C)
         p11, p12, p21, p22 = _propagators(matrix, span, GROUP, columns, there, 18, 6, C)
         d_gamma += tl.sum(sum1 * (m1 * p11 + m2 * p21) + sum2 * (m1 * p12 + m2 * p22), 0)
         p11, p12, p21, p22 = _propagators(matrix, span, GROUP, columns, there, 18, 12, C)

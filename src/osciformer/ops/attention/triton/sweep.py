@@ -12,49 +12,22 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from osciformer.ops.attention.triton.closed_form import (
-    aged_state,
-    aged_state_adjoint,
-    load_spectrum,
-    oscillate,
-    row_factors,
-    row_factors_adjoint,
-    spectral_derivatives,
-)
-from osciformer.ops.attention.triton.primitives import (
-    TILE,
-    add_plane,
-    load_lse,
-    load_plane,
-    load_side,
-    load_tokens,
-    locate,
-    logsumexp,
-    present_tokens,
-    product,
-    softmax_step,
-    store_plane,
-    store_planes,
-    store_spectral,
-    time_at,
-)
+from osciformer.ops.attention.triton import closed_form as cf
+from osciformer.ops.attention.triton import primitives as lib
+from osciformer.ops.attention.triton.primitives import TILE, product
 
 
 @dataclass(frozen=True)
 class Cut:
-    """How a sweep is cut, its argument S.
+    """How a sweep is cut, its argument S."""
 
-    Attributes:
-        SPAN: Keys with one reference time.
-        ROWS: Rows (or, along keys, keys) a program.
-        STEP: Keys (or rows) at a time.
-        STAGES: Depth of the pipeline.
-    """
-
-    SPAN: int
-    ROWS: int
-    STEP: int
-    STAGES: int
+    SPAN: int  # keys with one reference time
+    ROWS: int  # rows (or, along keys, keys) a program
+    STEP: int  # keys (or rows) at a time
+    STAGES: int  # depth of the pipeline
+    # A backward sweep may take keys and values in turn, if both would not fit the registers.
+    OF_KEYS: bool
+    OF_VALUES: bool
 
 
 class Spans(NamedTuple):
@@ -80,57 +53,42 @@ class Spans(NamedTuple):
 
 
 @triton.jit
-def set_up(
-    side, times_ptr, mask, state, factor, sizes, SPAN, AVERAGE: tl.constexpr, K: tl.constexpr
-):
-    """Write states at the end of each span of keys, and row factors from its start.
+def set_up(side, times_ptr, mask, state, factor, sizes, SPAN, K: tl.constexpr):
+    """Write states (position, velocity, integral) at the end of each span, and row factors.
 
-    `state` is ``[B H, 3, padded, C]`` (position, velocity, integral), `factor` is
-    ``[B H, 2, padded, C]``. A span ends at the first token of the next.
+    Shapes are those of `Spans`. A span ends at the first token of the next.
     """
     channels = tl.arange(0, K.C)
-    at = locate(times_ptr, sizes, K)
+    at = lib.locate(times_ptr, sizes, K)
     tokens = tl.program_id(0) * TILE + tl.arange(0, TILE)
-    present = present_tokens(mask, at, tokens)
-    t = time_at(at, tokens)
-    begin = time_at(at, (tokens // SPAN) * SPAN)
-    end = time_at(at, (tokens // SPAN + 1) * SPAN)
-    spectrum = load_spectrum(side.spectrum, at.head, channels, K)
-    x, u = load_side(side, at, tokens, present, channels, K)
-    gap = oscillate((end - t)[:, None], spectrum, K)
-    aged = aged_state(gap, spectrum, x, u, side.velocity is not None)
-    store_planes(state + 3 * at.row * K.C, tokens, at.size, aged, channels, K)
-    factors = row_factors(oscillate((t - begin)[:, None], spectrum, K), spectrum, AVERAGE)
-    store_planes(factor + 2 * at.row * K.C, tokens, at.size, factors, channels, K)
+    present = lib.present_tokens(mask, at, tokens)
+    t = lib.time_at(at, tokens)
+    begin = lib.time_at(at, (tokens // SPAN) * SPAN)
+    end = lib.time_at(at, (tokens // SPAN + 1) * SPAN)
+    spectrum = cf.load_spectrum(side.spectrum, at.head, channels, K)
+    x, u = lib.load_side(side, at, tokens, present, channels, K)
+    gap = cf.oscillate((end - t)[:, None], spectrum, K)
+    aged = cf.aged_state(gap, spectrum, x, u, side.velocity is not None)
+    lib.store_planes(state + 3 * at.row * K.C, tokens, at.size, aged, channels, K)
+    factors = cf.row_factors(cf.oscillate((t - begin)[:, None], spectrum, K), spectrum, K.AVERAGE)
+    lib.store_planes(factor + 2 * at.row * K.C, tokens, at.size, factors, channels, K)
 
 
 @triton.jit
-def _store_step(at, p11, p12, p21, p22, i11, i12, there, C: tl.constexpr):
-    """Write six planes of a table of matrices, float32."""
-    tl.store(at, p11.to(tl.float32), mask=there)
-    tl.store(at + C, p12.to(tl.float32), mask=there)
-    tl.store(at + 2 * C, p21.to(tl.float32), mask=there)
-    tl.store(at + 3 * C, p22.to(tl.float32), mask=there)
-    tl.store(at + 4 * C, i11.to(tl.float32), mask=there)
-    tl.store(at + 5 * C, i12.to(tl.float32), mask=there)
+def _store_step(at, m, there, K: tl.constexpr):
+    """Write six planes of a table of matrices; the integrals are 0 for point values."""
+    for n in tl.static_range(6):
+        plane = m[n] if K.AVERAGE or n < 4 else tl.zeros_like(m[n])
+        tl.store(at + n * K.C, plane, mask=there)
 
 
 @triton.jit(do_not_specialize=["GROUP"])
 def span_matrices(
-    times_ptr,
-    table,
-    matrix_ptr,
-    sizes,
-    SPAN,
-    GROUP,
-    SPECTRAL: tl.constexpr,
-    AVERAGE: tl.constexpr,
-    K: tl.constexpr,
+    times_ptr, table, matrix_ptr, sizes, SPAN, GROUP, SPECTRAL: tl.constexpr, K: tl.constexpr
 ):
-    """Write the span from the end of key span i to the start of row span j, float32.
+    """Write the `Step` from the end of key span i to the start of row span j, float32.
 
-    Planes 0 to 3 are the entries of the propagator, 4 and 5 the integral of its first row (0 for
-    point values). If SPECTRAL, 12 more follow: their derivatives by gamma and by omega^2. Program
+    If SPECTRAL, 12 more planes follow the six: derivatives by gamma and by omega^2. Program
     (j, head, series) writes ``matrix[b h, j, i % GROUP]`` for the spans i before j in its group of
     GROUP spans.
     """
@@ -138,41 +96,25 @@ def span_matrices(
     C: tl.constexpr = K.C
     row = tl.program_id(0)
     channels = tl.arange(0, C)
-    place = locate(times_ptr, sizes, K)
-    spectrum = load_spectrum(table, place.head, channels, K)
-    gamma, omega2 = spectrum.gamma, spectrum.omega2
-    begin = time_at(place, row * SPAN)
+    place = lib.locate(times_ptr, sizes, K)
+    spectrum = cf.load_spectrum(table, place.head, channels, K)
+    begin = lib.time_at(place, row * SPAN)
     index = place.plane * tl.num_programs(0) + row
     base = matrix_ptr + index * (GROUP * PLANES * C)
     for low in range((row // GROUP) * GROUP, row, 8):
         spans = low + tl.arange(0, 8)
-        end = time_at(place, (spans + 1) * SPAN)
+        end = lib.time_at(place, (spans + 1) * SPAN)
         s = tl.where(spans < row, begin - end, 0.0)[:, None]
-        gap = oscillate(s, spectrum, K)
-        g11, g12, i12 = gap.g11, gap.g12, gap.i12
+        gap = cf.oscillate(s, spectrum, K)
         at = base + (spans % GROUP)[:, None] * (PLANES * C) + channels[None, :]
         there = (spans < row)[:, None]
-        m1 = tl.zeros_like(g11)
-        m2 = tl.zeros_like(g11)
-        if AVERAGE:
-            m1 = g12 + 2.0 * gamma * i12
-            m2 = i12
-        _store_step(at, g11, g12, -omega2 * g12, g11 - 2.0 * gamma * g12, m1, m2, there, C)
+        _store_step(at, cf.step_matrix(gap, spectrum), there, K)
         if SPECTRAL:
-            f, j = spectral_derivatives(s, spectrum, gap, K)
-            d11 = -2.0 * omega2 * f
-            d12 = -(s.to(g12.dtype) * g12 + 2.0 * gamma * f)
-            d22 = d11 - 2.0 * g12 - 2.0 * gamma * d12
-            if AVERAGE:
-                m1 = d12 + 2.0 * i12 + 4.0 * gamma * f
-                m2 = 2.0 * f
-            _store_step(at + 6 * C, d11, d12, -omega2 * d12, d22, m1, m2, there, C)
-            d11 = gamma * f - 0.5 * s.to(g12.dtype) * g12
-            d22 = d11 - 2.0 * gamma * f
-            if AVERAGE:
-                m1 = f + 2.0 * gamma * j
-                m2 = j
-            _store_step(at + 12 * C, d11, f, -g12 - omega2 * f, d22, m1, m2, there, C)
+            f, j = cf.spectral_derivatives(s, spectrum, gap, K)
+            m = cf.damping_matrix(s, gap, f, j, spectrum, False, K)
+            _store_step(at + 6 * C, m, there, K)
+            m = cf.slope_matrix(s, gap, f, j, spectrum, K)
+            _store_step(at + 12 * C, m, there, K)
 
 
 @triton.jit
@@ -183,29 +125,41 @@ def span_times(times_ptr, age_ptr, rest_ptr, length, padded, unit, SPAN, ROWS: t
     nothing, and the loops over tokens need no float64.
     """
     series = tl.program_id(1).to(tl.int64)
-    times = times_ptr + series * length
-    last = length - 1
+    times, last = times_ptr + series * length, length - 1
     tokens = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     t = tl.load(times + tl.minimum(tokens, last))
     begin = tl.load(times + tl.minimum((tokens // SPAN) * SPAN, last))
     end = tl.load(times + tl.minimum((tokens // SPAN + 1) * SPAN, last))
-    inside = tokens < padded
-    tl.store(age_ptr + series * padded + tokens, (t - begin).to(tl.float32) * unit, mask=inside)
-    tl.store(rest_ptr + series * padded + tokens, (end - t).to(tl.float32) * unit, mask=inside)
+    at, inside = series * padded + tokens, tokens < padded
+    tl.store(age_ptr + at, (t - begin).to(tl.float32) * unit, mask=inside)
+    tl.store(rest_ptr + at, (end - t).to(tl.float32) * unit, mask=inside)
+
+
+@triton.jit
+def load_step(matrix, C: tl.constexpr):
+    """Return the `Step` in six planes of a table of matrices, ``[1, C]`` each."""
+    planes = ()
+    for n in tl.static_range(6):
+        planes = planes + (tl.load(matrix + n * C + tl.arange(0, C)[None, :]),)  # noqa: RUF005
+    return cf.Step(*planes)
 
 
 # --- Forward. -------------------------------------------------------------------------------------
 
 
 @triton.jit
+def load_factors(factor, rows, size, C: tl.constexpr):
+    """Return both factors (or two planes of a state) of `rows`, float32."""
+    first, second = lib.load_plane(factor, rows, C), lib.load_plane(factor + size, rows, C)
+    return first.to(tl.float32), second.to(tl.float32)
+
+
+@triton.jit
 def moved_factors(factor, matrix, rows, size, C: tl.constexpr):
     """Return the row factors with their reference time moved back over the span `matrix`."""
-    c = matrix + tl.arange(0, C)[None, :]
-    f1 = load_plane(factor, rows, C).to(tl.float32)
-    f2 = load_plane(factor + size, rows, C).to(tl.float32)
-    first = f1 * tl.load(c) + f2 * tl.load(c + 2 * C) + tl.load(c + 4 * C)
-    second = f1 * tl.load(c + C) + f2 * tl.load(c + 3 * C) + tl.load(c + 5 * C)
-    return first, second
+    f1, f2 = load_factors(factor, rows, size, C)
+    m = load_step(matrix, C)
+    return f1 * m.p11 + f2 * m.p21 + m.i11, f1 * m.p12 + f2 * m.p22 + m.i12
 
 
 @triton.jit
@@ -244,20 +198,20 @@ def sweep_forward(
     SHARED: tl.constexpr = spans.bias is not None
     # The longest rows first.
     chunk = tl.num_programs(0) - 1 - tl.program_id(0)
-    at = locate(t.times, sizes, K)
+    at = lib.locate(t.times, sizes, K)
     rows = chunk * ROWS + tl.arange(0, ROWS)
     inside = rows < at.length
     own = chunk * ROWS // SPAN
     low = (own // GROUP) * GROUP
-    first_time = time_at(at, chunk * ROWS)
-    row_times = time_at(at, rows)
-    q = load_tokens(t.q, at, rows, inside, tl.arange(0, C), K)
+    first_time = lib.time_at(at, chunk * ROWS)
+    row_times = lib.time_at(at, rows)
+    q = lib.load_tokens(t.q, at, rows, inside, tl.arange(0, C), K)
     num_spans = (at.length + SPAN - 1) // SPAN
     matrix = (at.plane * num_spans + own) * (GROUP * 6 * C)
     rest = rest_ptr + tl.program_id(2).to(tl.int64) * sizes.padded
 
     top = tl.load(lse_ptr + at.row + rows)
-    acc = load_plane(acc_ptr + at.row * C, rows, C)
+    acc = lib.load_plane(acc_ptr + at.row * C, rows, C)
     unit = 1.0
     if K.AVERAGE:
         unit = sizes.logit_scale
@@ -265,11 +219,9 @@ def sweep_forward(
     mass = tl.where(top == float("-inf"), 0.0, 1.0)
     tied = tied_spans(at, own, low, first_time, SPAN)
     qo = q.to(K.OPERAND)
-    size = at.size
-    ks = spans.key_state + 3 * at.row * C
-    vs = spans.value_state + 3 * at.row * C
-    kf = spans.key_factor + 2 * at.row * C
-    vf = spans.value_factor + 2 * at.row * C
+    size, state, factor = at.size, 3 * at.row * C, 2 * at.row * C
+    ks, vs = spans.key_state + state, spans.value_state + state
+    kf, vf = spans.key_factor + factor, spans.value_factor + factor
     # First the spans that end at the time of the first row, so that the other loop, which is the
     # usual one, needs no test for zero gaps.
     for HAS_ZERO in tl.static_range(1, -1, -1):
@@ -282,22 +234,20 @@ def sweep_forward(
             if not SHARED:
                 f1 *= q
                 f2 *= q
-            q1 = f1.to(K.OPERAND)
-            q2 = f2.to(K.OPERAND)
+            q1, q2 = f1.to(K.OPERAND), f2.to(K.OPERAND)
             r = tl.load(at.times + (span + 1) * SPAN)
             # Inverse gaps carry the scale of the logits; averages are divided by it at the end.
             late = (row_times - r).to(tl.float32) * (1.0 / sizes.logit_scale)
-            y1 = tl.zeros([ROWS, C], tl.float32)
-            y2 = tl.zeros([ROWS, C], tl.float32)
+            y1, y2 = tl.zeros([ROWS, C], tl.float32), tl.zeros([ROWS, C], tl.float32)
             for step in tl.range(0, SPAN // S.STEP, num_stages=S.STAGES):
                 keys = span * SPAN + step * S.STEP + tl.arange(0, S.STEP)
                 early = tl.load(rest + keys)
-                raw = product(q1, tl.trans(load_plane(ks, keys, C)), K)
-                raw += product(q2, tl.trans(load_plane(ks + size, keys, C)), K)
+                raw = product(q1, tl.trans(lib.load_plane(ks, keys, C)), K)
+                raw += product(q2, tl.trans(lib.load_plane(ks + size, keys, C)), K)
                 if SHARED:
                     raw += tl.load(spans.bias + at.row + keys)[None, :]
                 else:
-                    raw += product(qo, tl.trans(load_plane(ks + 2 * size, keys, C)), K)
+                    raw += product(qo, tl.trans(lib.load_plane(ks + 2 * size, keys, C)), K)
                 inverse = inverse_gaps(late, early, HAS_ZERO)
                 logits = raw * inverse
                 if t.mask is not None:
@@ -305,27 +255,26 @@ def sweep_forward(
                     logits = tl.where(present[None, :], logits, float("-inf"))
                 if HAS_ZERO:
                     logits = tl.where(inverse > 0, logits, float("-inf"))
-                top, mass, weights, keep = softmax_step(top, mass, logits)
+                top, mass, weights, keep = lib.softmax_step(top, mass, logits)
                 if K.AVERAGE:
                     weights *= inverse
                 weights = weights.to(K.OPERAND)
-                y1 = y1 * keep[:, None] + product(weights, load_plane(vs, keys, C), K)
-                y2 = y2 * keep[:, None] + product(weights, load_plane(vs + size, keys, C), K)
+                y1 = y1 * keep[:, None] + product(weights, lib.load_plane(vs, keys, C), K)
+                y2 = y2 * keep[:, None] + product(weights, lib.load_plane(vs + size, keys, C), K)
                 acc *= keep[:, None]
                 if K.AVERAGE:
-                    acc += product(weights, load_plane(vs + 2 * size, keys, C), K)
+                    acc += product(weights, lib.load_plane(vs + 2 * size, keys, C), K)
             f1, f2 = moved_factors(vf, spans.value_matrix + entry, rows, size, C)
             acc += f1 * y1 + f2 * y2
 
-    lse, safe = logsumexp(top, mass)
+    lse, safe = lib.logsumexp(top, mass)
     acc = acc / (safe * unit)[:, None]
     if out_ptr is not None:
         token = (at.first_token + rows) * at.heads + at.head
         to = out_ptr + token[:, None] * C + tl.arange(0, C)[None, :]
         tl.store(to, acc.to(out_ptr.dtype.element_ty), mask=inside[:, None])
     else:
-        to = acc_ptr + at.row * C + rows.to(tl.int64)[:, None] * C + tl.arange(0, C)[None, :]
-        tl.store(to, acc)
+        lib.store_plane(acc_ptr + at.row * C, rows.to(tl.int64), acc, tl.arange(0, C), K)
     tl.store(lse_ptr + at.row + rows, lse)
 
 
@@ -334,15 +283,14 @@ def sweep_forward(
 
 @triton.jit
 def add_to_factors(d_factor, factor, matrix, rows, size, d_first, d_second, C: tl.constexpr):
-    """Pull gradients of moved row factors back.
+    """Pull gradients of moved row factors back: add to both planes of `d_factor`.
 
-    `d_factor` has two planes, which are added to: the gradients of both factors. Returned are,
-    through the span alone, those of gamma and of omega^2, ``[C]``.
+    Returns, through the span alone, the gradients of gamma and of omega^2, ``[C]``.
     """
     c = tl.arange(0, C)[None, :]
-    f1 = load_plane(factor, rows, C).to(tl.float32)
-    f2 = load_plane(factor + size, rows, C).to(tl.float32)
+    f1, f2 = load_factors(factor, rows, size, C)
     at = d_factor + rows[:, None] * C + c
+    # Registers are short: what is read is read as late as can be.
     m = matrix + c
     more = d_first * tl.load(m) + d_second * tl.load(m + C)
     tl.store(at, tl.load(at) + more)
@@ -350,10 +298,9 @@ def add_to_factors(d_factor, factor, matrix, rows, size, d_first, d_second, C: t
     tl.store(at + size, tl.load(at + size) + more)
     d_gamma = d_first * (f1 * tl.load(m + 6 * C) + f2 * tl.load(m + 8 * C) + tl.load(m + 10 * C))
     d_gamma += d_second * (f1 * tl.load(m + 7 * C) + f2 * tl.load(m + 9 * C) + tl.load(m + 11 * C))
-    d_omega2 = d_first * (f1 * tl.load(m + 12 * C) + f2 * tl.load(m + 14 * C) + tl.load(m + 16 * C))
-    d_omega2 += d_second * (
-        f1 * tl.load(m + 13 * C) + f2 * tl.load(m + 15 * C) + tl.load(m + 17 * C)
-    )
+    m += 12 * C
+    d_omega2 = d_first * (f1 * tl.load(m) + f2 * tl.load(m + 2 * C) + tl.load(m + 4 * C))
+    d_omega2 += d_second * (f1 * tl.load(m + C) + f2 * tl.load(m + 3 * C) + tl.load(m + 5 * C))
     return tl.sum(d_gamma, 0), tl.sum(d_omega2, 0)
 
 
@@ -369,9 +316,9 @@ def value_weights(weights, inverse, K: tl.constexpr):
 
 @triton.jit
 def common_factors(sizes, K: tl.constexpr):
-    """Return factors common to all pairs, which stay out of the loops.
+    """Return factors of inverse gaps, of values, 1 over the latter, and of logits.
 
-    Of inverse gaps (1 / scale of logits), of values, 1 over the latter, and of logits.
+    They are common to all pairs and stay out of the loops.
     """
     unit = 1.0 / sizes.logit_scale
     share, unshare = 1.0, 1.0
@@ -391,20 +338,16 @@ def sweep_rows(
     d_between,
     sizes,
     GROUP,
-    OF_KEYS: tl.constexpr,
-    OF_VALUES: tl.constexpr,
     S: tl.constexpr,
     K: tl.constexpr,
 ):
     """Add to the gradients of queries, and write those of the spectra through rows and spans.
 
-    Values have no gradient of their own along rows, only their spectrum has. Of both at once, or of
-    one of them if both would not fit the registers.
-
-    `d_factor` is float32 ``[B H, 4, padded, C]``, set to 0 before: both factors of keys, then
-    those of values (`add_to_factors`). Gradients of the spectra, through the spans alone, are
-    ``[B H, programs, 2, C]``. If rows share the query's path, `d_between` ``[B H, j, i, 2, C]``
-    collects the gradient of its integrals over the spans between.
+    Values have no gradient of their own along rows, only their spectrum has. `d_factor` is float32
+    ``[B H, 4, padded, C]``, set to 0 before: both factors of keys, then those of values
+    (`add_to_factors`). Gradients of the spectra, through the spans alone, are ``[B H, programs, 2,
+    C]``. If rows share the query's path, `d_between` ``[B H, j, i, 2, C]`` collects the gradient
+    of its integrals over the spans between.
     """
     C: tl.constexpr = K.C
     SPAN: tl.constexpr = S.SPAN
@@ -413,48 +356,44 @@ def sweep_rows(
     PLANES: tl.constexpr = 18 if SPECTRAL else 6
     SHARED: tl.constexpr = spans.bias is not None
     chunk = tl.num_programs(0) - 1 - tl.program_id(0)
-    at = locate(t.times, sizes, K)
-    size = at.size
+    at = lib.locate(t.times, sizes, K)
     rest = rest_ptr + tl.program_id(2).to(tl.int64) * sizes.padded
     rows = chunk * ROWS + tl.arange(0, ROWS)
     inside = rows < at.length
     own = chunk * ROWS // SPAN
     low = (own // GROUP) * GROUP
-    row_times = time_at(at, rows)
+    row_times = lib.time_at(at, rows)
     channels = tl.arange(0, C)
     unit, share, unshare, turned = common_factors(sizes, K)
-    ks = spans.key_state + 3 * at.row * C
-    vs = spans.value_state + 3 * at.row * C
-    kf = spans.key_factor + 2 * at.row * C
-    vf = spans.value_factor + 2 * at.row * C
+    size, state, factor = at.size, 3 * at.row * C, 2 * at.row * C
+    ks, vs = spans.key_state + state, spans.value_state + state
+    kf, vf = spans.key_factor + factor, spans.value_factor + factor
     num_spans = (at.length + SPAN - 1) // SPAN
     matrix = (at.plane * num_spans + own) * (GROUP * PLANES * C)
-    lse = load_lse(up.lse + at.row, rows)
+    lse = lib.load_lse(up.lse + at.row, rows)
     delta = tl.load(up.delta + at.row + rows) * unshare
     zero = tl.zeros([ROWS, C], tl.float32)
     total = zero
     if not SHARED:
-        total = load_plane(grads.q + at.row * C, rows, C)
+        total = lib.load_plane(grads.q + at.row * C, rows, C)
     none = tl.zeros([C], tl.float32)
     key_gamma, key_omega2, value_gamma, value_omega2 = none, none, none, none
     for back in range(0, own - low):
         span = own - 1 - back
         entry = matrix + (span % GROUP) * (PLANES * C)
         # Tokens are read where they are needed: registers are what this kernel lacks.
-        q = load_tokens(t.q, at, rows, inside, channels, K)
+        q = lib.load_tokens(t.q, at, rows, inside, channels, K)
         qo = q.to(K.OPERAND)
         f1, f2 = moved_factors(kf, spans.key_matrix + entry, rows, size, C)
         if not SHARED:
             f1 *= q
             f2 *= q
-        q1 = f1.to(K.OPERAND)
-        q2 = f2.to(K.OPERAND)
-        if OF_KEYS:
-            o = load_tokens(up.d_out, at, rows, inside, channels, K)
+        q1, q2 = f1.to(K.OPERAND), f2.to(K.OPERAND)
+        if S.OF_KEYS:
+            o = lib.load_tokens(up.d_out, at, rows, inside, channels, K)
             oo = o.to(K.OPERAND)
             f1, f2 = moved_factors(vf, spans.value_matrix + entry, rows, size, C)
-            o1 = (o * f1).to(K.OPERAND)
-            o2 = (o * f2).to(K.OPERAND)
+            o1, o2 = (o * f1).to(K.OPERAND), (o * f2).to(K.OPERAND)
         r = tl.load(at.times + (span + 1) * SPAN)
         # Inverse gaps carry the scale of the logits, as in the forward pass.
         late = (row_times - r).to(tl.float32) * unit
@@ -462,14 +401,13 @@ def sweep_rows(
         for step in tl.range(0, SPAN // S.STEP, num_stages=S.STAGES):
             keys = span * SPAN + step * S.STEP + tl.arange(0, S.STEP)
             early = tl.load(rest + keys)
-            x1 = load_plane(ks, keys, C)
-            x2 = load_plane(ks + size, keys, C)
+            x1, x2 = lib.load_plane(ks, keys, C), lib.load_plane(ks + size, keys, C)
             raw = product(q1, tl.trans(x1), K)
             raw += product(q2, tl.trans(x2), K)
             if SHARED:
                 raw += tl.load(spans.bias + at.row + keys)[None, :]
             else:
-                xs = load_plane(ks + 2 * size, keys, C)
+                xs = lib.load_plane(ks + 2 * size, keys, C)
                 raw += product(qo, tl.trans(xs), K)
             inverse = inverse_gaps(late, early, True)
             if t.mask is not None:
@@ -477,26 +415,24 @@ def sweep_rows(
                 inverse = tl.where(present[None, :], inverse, 0.0)
             # Weights are at most 1; a pair that does not count must not overflow.
             weights = tl.exp2(tl.minimum(raw * inverse - lse[:, None], 0.0))
-            v1 = load_plane(vs, keys, C)
-            v2 = load_plane(vs + size, keys, C)
-            if OF_KEYS:
+            v1, v2 = lib.load_plane(vs, keys, C), lib.load_plane(vs + size, keys, C)
+            if S.OF_KEYS:
                 d_weights = product(o1, tl.trans(v1), K)
                 d_weights += product(o2, tl.trans(v2), K)
                 if K.AVERAGE:
-                    d_weights += product(oo, tl.trans(load_plane(vs + 2 * size, keys, C)), K)
+                    d_weights += product(oo, tl.trans(lib.load_plane(vs + 2 * size, keys, C)), K)
                     d_weights *= inverse
                 # If a pair does not count, its inverse gap is 0.
-                d_raw = (weights * inverse) * (d_weights - delta[:, None])
-                d_raw = d_raw.to(K.OPERAND)
+                d_raw = ((weights * inverse) * (d_weights - delta[:, None])).to(K.OPERAND)
                 z1 += product(d_raw, x1, K)
                 z2 += product(d_raw, x2, K)
                 if not SHARED:
                     z3 += product(d_raw, xs, K)
-            if OF_VALUES:
+            if S.OF_VALUES:
                 weights = value_weights(weights, inverse, K)
                 y1 += product(weights, v1, K)
                 y2 += product(weights, v2, K)
-        if OF_KEYS:
+        if S.OF_KEYS:
             z1 *= turned
             z2 *= turned
             if SHARED:
@@ -505,7 +441,7 @@ def sweep_rows(
                 tl.atomic_add(m + C, tl.sum(z2, 0))
             else:
                 f1, f2 = moved_factors(kf, spans.key_matrix + entry, rows, size, C)
-                q = load_tokens(t.q, at, rows, inside, channels, K)
+                q = lib.load_tokens(t.q, at, rows, inside, channels, K)
                 total += f1 * z1 + f2 * z2 + turned * z3
                 z1 *= q
                 z2 *= q
@@ -515,53 +451,45 @@ def sweep_rows(
                 d_gamma, d_omega2 = add_to_factors(to, kf, m, rows, size, z1, z2, C)
                 key_gamma += d_gamma
                 key_omega2 += d_omega2
-        if OF_VALUES:
-            o = load_tokens(up.d_out, at, rows, inside, channels, K)
+        if S.OF_VALUES:
+            o = lib.load_tokens(up.d_out, at, rows, inside, channels, K)
             o *= share
             to = d_factor + 4 * at.row * C + 2 * size
             m = spans.value_matrix + entry
             d_gamma, d_omega2 = add_to_factors(to, vf, m, rows, size, o * y1, o * y2, C)
             value_gamma += d_gamma
             value_omega2 += d_omega2
-    if OF_KEYS and not SHARED:
-        store_plane(grads.q + at.row * C, rows, total, channels, K)
+    if S.OF_KEYS and not SHARED:
+        lib.store_plane(grads.q + at.row * C, rows, total, channels, K)
     program = (at.plane * tl.num_programs(0) + chunk) * (2 * C) + channels
-    if SPECTRAL and OF_KEYS:
+    if SPECTRAL and S.OF_KEYS:
         tl.store(grads.k.spectrum + program, key_gamma)
         tl.store(grads.k.spectrum + program + C, key_omega2)
-    if OF_VALUES:
+    if S.OF_VALUES:
         tl.store(grads.v.spectrum + program, value_gamma)
         tl.store(grads.v.spectrum + program + C, value_omega2)
 
 
 @triton.jit
 def factors_backward(
-    times_ptr,
-    table,
-    d_factor,
-    d_spectrum,
-    sizes,
-    SPAN: tl.constexpr,
-    AVERAGE: tl.constexpr,
-    K: tl.constexpr,
+    times_ptr, table, d_factor, d_spectrum, sizes, SPAN: tl.constexpr, K: tl.constexpr
 ):
     """Write, per program, the gradients of gamma and omega^2 from those of the row factors.
 
     `d_factor` is the first of two planes of ``[B H, 4, padded, C]``.
     """
-    at = locate(times_ptr, sizes, K)
+    at = lib.locate(times_ptr, sizes, K)
     channels = tl.arange(0, K.C)
     rows = tl.program_id(0) * TILE + tl.arange(0, TILE)
-    t = time_at(at, rows)
-    s = (t - time_at(at, (rows // SPAN) * SPAN))[:, None]
-    spectrum = load_spectrum(table, at.head, channels, K)
+    t = lib.time_at(at, rows)
+    s = (t - lib.time_at(at, (rows // SPAN) * SPAN))[:, None]
+    spectrum = cf.load_spectrum(table, at.head, channels, K)
     plane = d_factor + 4 * at.row * K.C
-    d_first = load_plane(plane, rows, K.C)
-    d_second = load_plane(plane + at.size, rows, K.C)
-    gap = oscillate(s, spectrum, K)
-    d_gamma, d_omega2 = row_factors_adjoint(s, gap, spectrum, d_first, d_second, AVERAGE, K)
+    d_first, d_second = load_factors(plane, rows, at.size, K.C)
+    gap = cf.oscillate(s, spectrum, K)
+    d_gamma, d_omega2 = cf.row_factors_adjoint(s, gap, spectrum, d_first, d_second, K)
     program = at.plane * tl.num_programs(0) + tl.program_id(0)
-    store_spectral(d_spectrum, program, d_gamma, d_omega2, channels, K)
+    lib.store_spectral(d_spectrum, program, d_gamma, d_omega2, channels, K)
 
 
 # --- Backward along keys: keys and values, and through them the spectra. --------------------------
@@ -570,14 +498,14 @@ def factors_backward(
 @triton.jit
 def weigh_rows(x_ptr, times_ptr, factor, weighed, sizes, K: tl.constexpr):
     """Write row factors times the rows ``[B, N, H, C]``: ``[B H, 2, padded, C]``."""
-    at = locate(times_ptr, sizes, K)
+    at = lib.locate(times_ptr, sizes, K)
     rows = tl.program_id(0) * TILE + tl.arange(0, TILE)
     channels = tl.arange(0, K.C)
-    x = load_tokens(x_ptr, at, rows, rows < at.length, channels, K)
+    x = lib.load_tokens(x_ptr, at, rows, rows < at.length, channels, K)
     for index in tl.static_range(2):
         plane = 2 * at.plane * at.size + index * at.size
-        f = load_plane(factor + plane, rows, K.C).to(tl.float32)
-        store_plane(weighed + plane, rows, x * f, channels, K)
+        f = lib.load_plane(factor + plane, rows, K.C).to(tl.float32)
+        lib.store_plane(weighed + plane, rows, x * f, channels, K)
 
 
 @triton.jit
@@ -590,28 +518,15 @@ def load_operand(x, at, tokens, inside, K: tl.constexpr):
 
 @triton.jit
 def moved_states(state, matrix, keys, size, HAS_THIRD: tl.constexpr, C: tl.constexpr):
-    """Return states at the end of a span moved on over the span `matrix`.
+    """Return states at the end of a span moved on over the span `matrix`, float32.
 
-    Position, velocity, and with HAS_THIRD the integral; without, what is added to it, all float32.
+    Position, velocity, and with HAS_THIRD the integral; without, what is added to it.
     """
-    c = matrix + tl.arange(0, C)[None, :]
-    x1 = load_plane(state, keys, C).to(tl.float32)
-    x2 = load_plane(state + size, keys, C).to(tl.float32)
-    first = x1 * tl.load(c) + x2 * tl.load(c + C)
-    second = x1 * tl.load(c + 2 * C) + x2 * tl.load(c + 3 * C)
-    third = x1 * tl.load(c + 4 * C) + x2 * tl.load(c + 5 * C)
+    x1, x2 = load_factors(state, keys, size, C)
+    first, second, third = cf.state_of(load_step(matrix, C), x1, x2, True)
     if HAS_THIRD:
-        third += load_plane(state + 2 * size, keys, C).to(tl.float32)
+        third += lib.load_plane(state + 2 * size, keys, C).to(tl.float32)
     return first, second, third
-
-
-@triton.jit
-def pull_states_back(matrix, d_first, d_second, d_third, C: tl.constexpr):
-    """Pull gradients of moved states back to position and velocity."""
-    c = matrix + tl.arange(0, C)[None, :]
-    d_x1 = d_first * tl.load(c) + d_second * tl.load(c + 2 * C) + d_third * tl.load(c + 4 * C)
-    d_x2 = d_first * tl.load(c + C) + d_second * tl.load(c + 3 * C) + d_third * tl.load(c + 5 * C)
-    return d_x1, d_x2
 
 
 @triton.jit
@@ -621,38 +536,24 @@ def finish_tokens(
     """Pull gradients of states after times `s` back to the tokens and their spectrum."""
     HAS_U: tl.constexpr = side.velocity is not None
     channels = tl.arange(0, K.C)
-    spectrum = load_spectrum(side.spectrum, at.head, channels, K)
-    x, u = load_side(side, at, keys, present, channels, K)
-    gap = oscillate(s, spectrum, K)
-    d_x, d_u, d_gamma, d_omega2 = aged_state_adjoint(
+    spectrum = cf.load_spectrum(side.spectrum, at.head, channels, K)
+    x, u = lib.load_side(side, at, keys, present, channels, K)
+    gap = cf.oscillate(s, spectrum, K)
+    d_x, d_u, d_gamma, d_omega2 = cf.aged_state_adjoint(
         s, gap, spectrum, x, u, d_state, HAS_U, SPECTRAL, K
     )
-    add_plane(d_side.x + at.row * K.C, keys, d_x, channels, K)
+    lib.add_plane(d_side.x + at.row * K.C, keys, d_x, channels, K)
     if HAS_U:
-        add_plane(d_side.velocity + at.row * K.C, keys, d_u, channels, K)
+        lib.add_plane(d_side.velocity + at.row * K.C, keys, d_u, channels, K)
     if SPECTRAL:
-        store_spectral(d_side.spectrum, program, d_gamma, d_omega2, channels, K)
+        lib.store_spectral(d_side.spectrum, program, d_gamma, d_omega2, channels, K)
 
 
 @triton.jit(do_not_specialize=["GROUP"])
 def sweep_keys(
-    t,
-    age_ptr,
-    rest_ptr,
-    spans,
-    up,
-    d_bias,
-    grads,
-    sizes,
-    GROUP,
-    OF_KEYS: tl.constexpr,
-    OF_VALUES: tl.constexpr,
-    S: tl.constexpr,
-    K: tl.constexpr,
+    t, age_ptr, rest_ptr, spans, up, d_bias, grads, sizes, GROUP, S: tl.constexpr, K: tl.constexpr
 ):
     """Add to the gradients of keys and values; write those of their spectra, per program.
-
-    Of both at once, or of one of them if both would not fit the registers.
 
     The factors of `spans` are row factors times queries (not under a shared path) and times
     gradients of outputs (`weigh_rows`). Gradients of spectra are ``[B H, programs, 2, C]``.
@@ -664,22 +565,20 @@ def sweep_keys(
     PLANES: tl.constexpr = 18 if SPECTRAL else 6
     SHARED: tl.constexpr = spans.bias is not None
     chunk = tl.program_id(0)
-    at = locate(t.times, sizes, K)
-    size = at.size
+    at = lib.locate(t.times, sizes, K)
     unit, share, unshare, turned = common_factors(sizes, K)
     keys = chunk * KEYS + tl.arange(0, KEYS)
     span = chunk * KEYS // SPAN
     num_spans = (at.length + SPAN - 1) // SPAN
     past = tl.minimum((span // GROUP + 1) * GROUP, num_spans)
-    r = time_at(at, (span + 1) * SPAN)
-    key_times = time_at(at, keys)
+    r = lib.time_at(at, (span + 1) * SPAN)
+    key_times = lib.time_at(at, keys)
     series_row = tl.program_id(2).to(tl.int64) * sizes.padded
     early = tl.load(rest_ptr + series_row + keys)
-    present = present_tokens(t.mask, at, keys)
-    ks = spans.key_state + 3 * at.row * C
-    vs = spans.value_state + 3 * at.row * C
-    qs = spans.key_factor + 2 * at.row * C
-    os = spans.value_factor + 2 * at.row * C
+    present = lib.present_tokens(t.mask, at, keys)
+    size, state, factor = at.size, 3 * at.row * C, 2 * at.row * C
+    ks, vs = spans.key_state + state, spans.value_state + state
+    qs, os = spans.key_factor + factor, spans.value_factor + factor
     zero = tl.zeros([KEYS, C], tl.float32)
     d_x1, d_x2, d_xs = zero, zero, zero
     d_v1, d_v2, d_vs = zero, zero, zero
@@ -691,14 +590,10 @@ def sweep_keys(
         x1, x2, xs = moved_states(ks, spans.key_matrix + entry, keys, size, not SHARED, C)
         if SHARED:
             bias = tl.load(spans.bias + at.row + keys) + tl.sum(xs, 1)
-        x1 = x1.to(K.OPERAND)
-        x2 = x2.to(K.OPERAND)
-        xs = xs.to(K.OPERAND)
-        if OF_KEYS:
+        x1, x2, xs = x1.to(K.OPERAND), x2.to(K.OPERAND), xs.to(K.OPERAND)
+        if S.OF_KEYS:
             v1, v2, vi = moved_states(vs, spans.value_matrix + entry, keys, size, True, C)
-            v1 = v1.to(K.OPERAND)
-            v2 = v2.to(K.OPERAND)
-            vi = vi.to(K.OPERAND)
+            v1, v2, vi = v1.to(K.OPERAND), v2.to(K.OPERAND), vi.to(K.OPERAND)
         a1, a2, a3 = zero, zero, zero
         b1, b2, b3 = zero, zero, zero
         d_bias_here = tl.zeros([KEYS], tl.float32)
@@ -707,12 +602,10 @@ def sweep_keys(
         for start in tl.range(0, steps, S.STEP, num_stages=S.STAGES):
             rows = row_span * SPAN + start + tl.arange(0, S.STEP)
             inside = rows < at.length
-            q1 = load_plane(qs, rows, C)
-            q2 = load_plane(qs + size, rows, C)
-            o1 = load_plane(os, rows, C)
-            o2 = load_plane(os + size, rows, C)
+            q1, q2 = lib.load_plane(qs, rows, C), lib.load_plane(qs + size, rows, C)
+            o1, o2 = lib.load_plane(os, rows, C), lib.load_plane(os + size, rows, C)
             late = tl.load(age_ptr + series_row + rows) + between
-            lse = load_lse(up.lse + at.row, rows)
+            lse = lib.load_lse(up.lse + at.row, rows)
             inverse = inverse_gaps(early, late, True)
             if t.mask is not None:
                 inverse = tl.where(present[:, None], inverse, 0.0)
@@ -726,7 +619,7 @@ def sweep_keys(
             weights = tl.exp2(tl.minimum(raw * inverse - lse[None, :], 0.0))
             if K.AVERAGE:
                 o = load_operand(up.d_out, at, rows, inside, K)
-            if OF_KEYS:
+            if S.OF_KEYS:
                 delta = tl.load(up.delta + at.row + rows) * unshare
                 d_weights = product(v1, tl.trans(o1), K)
                 d_weights += product(v2, tl.trans(o2), K)
@@ -741,35 +634,35 @@ def sweep_keys(
                 a2 += product(d_raw, q2, K)
                 if not SHARED:
                     a3 += product(d_raw, q, K)
-            if OF_VALUES:
+            if S.OF_VALUES:
                 weights = value_weights(weights, inverse, K)
                 b1 += product(weights, o1, K)
                 b2 += product(weights, o2, K)
                 if K.AVERAGE:
                     b3 += product(weights, o, K)
-        if OF_KEYS:
+        if S.OF_KEYS:
             if SHARED:
                 a3 += d_bias_here[:, None]
                 d_integral += d_bias_here
             else:
                 d_xs += a3
-            a1, a2 = pull_states_back(spans.key_matrix + entry, a1, a2, a3, C)
+            a1, a2 = cf.state_adjoint(load_step(spans.key_matrix + entry, C), a1, a2, a3)
             d_x1 += a1
             d_x2 += a2
-        if OF_VALUES:
+        if S.OF_VALUES:
             d_vs += b3
-            b1, b2 = pull_states_back(spans.value_matrix + entry, b1, b2, b3, C)
+            b1, b2 = cf.state_adjoint(load_step(spans.value_matrix + entry, C), b1, b2, b3)
             d_v1 += b1
             d_v2 += b2
 
     program = at.plane * tl.num_programs(0) + chunk
     s = (r - key_times)[:, None]
     d_integral *= turned
-    if OF_KEYS and SHARED:
+    if S.OF_KEYS and SHARED:
         tl.store(d_bias + at.row + keys, d_integral)
-    if OF_KEYS:
+    if S.OF_KEYS:
         d_state = (d_x1 * turned, d_x2 * turned, d_xs * turned)
         finish_tokens(s, t.k, d_state, grads.k, program, at, keys, present, SPECTRAL, K)
-    if OF_VALUES:
+    if S.OF_VALUES:
         d_state = (d_v1 * share, d_v2 * share, d_vs * share)
         finish_tokens(s, t.v, d_state, grads.v, program, at, keys, present, SPECTRAL, K)
