@@ -8,14 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[2]
 MOST_HOPS = 45
 
 
 def test_the_page_lists_the_hops_of_a_run() -> None:
-    pytest.importorskip("typer")
     done = subprocess.run(
         [sys.executable, str(ROOT / "docs/pictures/hops.py")],
         capture_output=True,
