@@ -31,7 +31,12 @@ HERE = Path(__file__).parent
 BLUE, ORANGE, GREY = "#2563eb", "#ea580c", "#374151"
 SEED = 0
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
-TRAINING = {"max_epochs": 20, "batch_size": 32, "patience": None, "random_state": SEED}
+TRAINING: dict[str, Any] = {
+    "max_epochs": 20,
+    "batch_size": 32,
+    "random_state": SEED,
+    "train_options": {"patience": None},
+}
 
 Draw = Callable[[Any], None]
 

@@ -245,8 +245,7 @@ class TrainedEstimator(BaseEstimator):
         kind = saved.content.get("estimator")
         if kind != cls.__name__:
             raise ModelFileError(
-                f"{path} holds {kind!r}, not {cls.__name__!r}; osciformer.estimators.load reads "
-                "any of them"
+                f"{path} holds {kind!r}, not {cls.__name__!r}; osciformer.load reads any of them"
             )
         return cls._from_file(path, saved)
 
@@ -375,4 +374,5 @@ def load(path: str | Path) -> TrainedEstimator:
     return ESTIMATORS[kind]._from_file(path, saved)
 
 
+#: The former name of `load`.
 load_estimator = load
