@@ -16,7 +16,7 @@ CODE := src tests examples benchmarks docs
 .PHONY: help setup lint types docs test demo bench coverage format clean
 
 help:
-	@echo "make demo      train a mortality classifier on real clinical data and compare it"
+	@echo "make demo      mortality on real clinical data: resonators, network, boosting"
 	@echo "make test      lint, types, import direction, documentation and tests"
 	@echo "make docs      the documentation as HTML in build/docs"
 	@echo "make bench     speed of the attention operator, quick version"

@@ -6,5 +6,5 @@ import importlib.util
 
 # Kernels import Triton, which is optional.
 collect_ignore_glob = (
-    [] if importlib.util.find_spec("triton") else ["src/osciformer/ops/attention/triton/*.py"]
+    [] if importlib.util.find_spec("triton") else ["src/osciformer/ops/*/triton/*.py"]
 )

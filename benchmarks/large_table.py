@@ -41,7 +41,7 @@ SHIFT = 0.4  # of the first feature, up or down by class; the noise of a single 
 SERIES_PER_GROUP = 1250  # a row group of 250,000 rows, about a chunk of `ParquetSeries`
 PARTS = (100, 10, 1)  # the tables have this part of the series
 PERIOD = 0.05  # seconds between two looks at the memory
-MODEL = ("--dim=16", "--num-layers=1", "--num-heads=1")
+MODEL = ("--dim=16", "--num-layers=1", "--num-heads=1", "--no-resonators")
 COLUMNS = ("--id=series", "--time=time")
 _MIB = 2**20
 

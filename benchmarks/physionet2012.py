@@ -6,12 +6,14 @@
 
 Each job (a model, a seed) is `osciformer fit` with default settings, `osciformer evaluate` and
 `osciformer predict`, each a process of its own, one after the other; the JSON file has the
-commands. Set-b is used for scores alone: `fit` keeps a tenth of set-a to choose the epoch by. The
-neural baselines are other backbones in the same harness, with the same inputs and statistics, twice
-the width, and one of two learning rates, chosen by the validation AUROC at the first seed;
-`boosting` is `summary_boosting.py` beside this file. A stay without measurements has no row in a
-table, so that no model can predict it: for all models alike it is given the frequency of deaths in
-set-a, and all stays of set-b are scored.
+commands. Set-b is used for scores alone: `fit` keeps a tenth of set-a to choose the epoch, and the
+weight of the network, by. `osciformer` is a network joined with resonators, `network` and
+`resonator` are each of them alone; the first and the last are compared with all others, by
+intervals of the same resampled stays. The neural baselines are other backbones in the same harness,
+with the same inputs and statistics, twice the width, and one of two learning rates, chosen by the
+validation AUROC at the first seed; `boosting` is `summary_boosting.py` beside this file. A stay
+without measurements has no row in a table, so that no model can predict it: for all models alike it
+is given the frequency of deaths in set-a, and all stays of set-b are scored.
 
 Finished jobs are kept in the work folder and skipped when the command is given again; the JSON file
 and the tables are written anew after each job. The data are downloaded, or found through the
@@ -125,27 +127,21 @@ class Truth:
         scores = {name: found[name] for name in SCORES}
         return scores | {"series": len(chance), "without_rows": len(chance) - len(chances)}
 
-    def compare(self, first: np.ndarray, second: np.ndarray, rounds: int = ROUNDS) -> Row:
-        """Return how much larger the mean AUROC of the first runs is, with a 95 % interval.
+    def resample(self, chances: np.ndarray, rounds: int = ROUNDS) -> dict[str, np.ndarray]:
+        """Return mean scores of runs on all series, then on resampled ones, [1 + rounds] each.
 
-        The interval is that of resampled series, the same for both; the runs stay as they are.
+        The series of each round are the same whatever the runs, so that `compare` pairs them.
 
         Args:
-            first: Probabilities of some runs [r, n].
-            second: Of others [s, n].
+            chances: Probabilities of the runs [r, n].
             rounds: How often to resample.
         """
-        generator = np.random.default_rng(0)
-
-        def difference(index: np.ndarray) -> float:
-            labels = self.labels[index]
-            one, other = (mean_auroc(chances[:, index], labels) for chances in (first, second))
-            return one - other
-
-        count = len(self.labels)
-        drawn = [difference(generator.integers(0, count, count)) for _ in range(rounds)]
-        low, high = np.nanpercentile(drawn, [2.5, 97.5]).tolist()
-        return {"difference": difference(np.arange(count)), "low": low, "high": high}
+        generator, count = np.random.default_rng(0), len(self.labels)
+        draws = [np.arange(count), *(generator.integers(0, count, count) for _ in range(rounds))]
+        return {
+            name: np.array([score(chances[:, index], self.labels[index]) for index in draws])
+            for name, score in COMPARED.items()
+        }
 
 
 @dataclass(frozen=True)
@@ -249,9 +245,10 @@ class Workplace:
             **job,
             **truth.score(self.chances(name)),
             "validation_auroc": trained["validation"]["auroc"],
-            "epochs": trained["num_epochs"],
+            "epochs": trained.get("num_epochs"),
             "best_epoch": trained["best_epoch"] + 1 if "best_epoch" in trained else None,
             "settings": trained.get("settings"),
+            "blend_weights": trained.get("blend_weights"),
             "wall_s": round(wall, 1),
             "cpu_s": round(cpu, 1),
             "threads": self.threads,
@@ -286,6 +283,40 @@ def mean_auroc(chances: np.ndarray, labels: np.ndarray) -> float:
     return float(np.mean((ranks - positive * (positive + 1) / 2) / pairs))
 
 
+def mean_auprc(chances: np.ndarray, labels: np.ndarray) -> float:
+    """Return the mean average precision of runs; NaN if there is none of class 1.
+
+    Args:
+        chances: Their probabilities of class 1 [r, n].
+        labels: Classes [n], 0 or 1.
+    """
+    if not labels.any():
+        return float("nan")
+    order = np.argsort(-chances, axis=1)
+    found = []
+    for ranked, right in zip(np.take_along_axis(chances, order, 1), labels[order], strict=True):
+        ends = np.flatnonzero(np.append(np.diff(ranked) != 0, True))  # equal ones come together
+        hits = right.cumsum()[ends]
+        found.append(np.diff(hits, prepend=0) @ (hits / (ends + 1)) / hits[-1])
+    return float(np.mean(found))
+
+
+#: Scores whose differences have intervals.
+COMPARED = {"auroc": mean_auroc, "auprc": mean_auprc}
+
+
+def compare(first: np.ndarray, second: np.ndarray) -> Row:
+    """Return how much larger the first score is, with a 95 % interval of resampled series.
+
+    Args:
+        first: A score of `Truth.resample` [1 + rounds].
+        second: The same of other runs.
+    """
+    difference, *drawn = (first - second).tolist()
+    low, high = np.nanpercentile(drawn, [2.5, 97.5]).tolist()
+    return {"difference": difference, "low": low, "high": high}
+
+
 PHYSIONET = Tables(
     train="set-a.parquet",
     test="set-b.parquet",
@@ -309,10 +340,14 @@ WIDE = ("--dim=64", "--num-heads=2")
 #: Flags of `osciformer fit`, in the order in which models run; `boosting` has a script of its own.
 MODELS: dict[str, tuple[str, ...]] = {
     "osciformer": (),
-    "transformer": ("--backbone=transformer", *WIDE),
-    "gru_d": ("--backbone=gru_d", *WIDE),
+    "resonator": ("--model=resonator",),
+    "network": ("--no-resonators",),
+    "transformer": ("--backbone=transformer", "--no-resonators", *WIDE),
+    "gru_d": ("--backbone=gru_d", "--no-resonators", *WIDE),
     "boosting": (),
 }
+#: Models that are compared with all others.
+OURS = ("osciformer", "resonator")
 #: Models for which a learning rate is chosen, and the rates; None is the default.
 TUNED = ("transformer", "gru_d")
 RATES = (None, 2e-3)
@@ -344,7 +379,7 @@ class Bench:
             options.work.absolute(), tables, options.threads, self.meta["commit"]
         )
         self.rows: list[Row] = []
-        self.compared: dict[str, Row] = {}
+        self.compared: dict[str, dict[str, Row]] = {}
         self.num_failed = 0
 
     def run(self) -> None:
@@ -371,8 +406,8 @@ class Bench:
         self._save()
         progress(
             f"{row['date']} {name}: AUROC {row['auroc']:.4f} (validation "
-            f"{row['validation_auroc']:.4f}), AUPRC {row['auprc']:.4f}, {row['epochs']} epochs, "
-            f"{row['wall_s']} s, {row['cpu_s']} s of processor time"
+            f"{row['validation_auroc']:.4f}), AUPRC {row['auprc']:.4f}, "
+            f"{row['epochs'] or 'no'} epochs, {row['wall_s']} s, {row['cpu_s']} s of processor time"
         )
 
     def _commands(self, model: str, rate: float | None, seed: int, name: str) -> list[list[str]]:
@@ -384,7 +419,8 @@ class Bench:
                 more.append(f"--max-trees={self.options.max_trees}")
             return [[*script, *more, "--metrics", f"{run}/metrics.json", "-o", found]]
         flags = [*MODELS[model], *([] if rate is None else [f"--learning-rate={rate:g}"])]
-        flags += shlex.split(self.options.fit_options)
+        if model != "resonator":  # which has no settings of training
+            flags += shlex.split(self.options.fit_options)
         task = ["--task", "classification", "--progress", "lines"]
         scores = ["--json", "-o", f"{name}/evaluate.json"]
         return [
@@ -394,27 +430,29 @@ class Bench:
         ]
 
     def _compare(self, truth: Truth) -> None:
-        """Compare the first model with each of the others."""
-        chances = {
-            model: np.stack(
-                [
-                    truth.fill(self.place.chances(job_name(model, entry["learning_rate"], seed)))
-                    for seed in entry["seeds"]
-                ]
+        """Compare each of our models with all others."""
+        drawn = {
+            model: truth.resample(
+                np.stack(
+                    [
+                        truth.fill(self.place.chances(job_name(model, e["learning_rate"], seed)))
+                        for seed in e["seeds"]
+                    ]
+                )
             )
-            for model, entry in summarize(self.rows, self.options.seeds[0]).items()
+            for model, e in summarize(self.rows, self.options.seeds[0]).items()
         }
-        if not chances:
-            return
-        (first, ours), *others = chances.items()
+        pairs = [(one, other) for one in OURS for other in drawn if one in drawn and other != one]
         self.compared = {
-            f"{first} - {model}": truth.compare(ours, theirs) for model, theirs in others
+            name: {f"{a} - {b}": compare(drawn[a][name], drawn[b][name]) for a, b in pairs}
+            for name in COMPARED
         }
         self._save()
 
     def _save(self) -> None:
         summary = summarize(self.rows, self.options.seeds[0])
-        content = {"meta": self.meta, "summary": summary, "auroc_differences": self.compared}
+        content = {"meta": self.meta, "summary": summary}
+        content |= {f"{name}_differences": found for name, found in self.compared.items()}
         if self.options.output is not None:
             write_json(self.options.output, {**content, "rows": self.rows}, indent=1)
         if self.options.table is not None:
@@ -451,14 +489,15 @@ def summarize(rows: Sequence[Row], first_seed: int) -> dict[str, Row]:
         kept = [r for r in rows if r["model"] == model and r["learning_rate"] == rate]
         entry: Row = {"learning_rate": rate, "seeds": [row["seed"] for row in kept]}
         for key in (*SCORES, "epochs", "wall_s", "cpu_s"):
-            values = [row[key] for row in kept]
-            entry[key] = {"mean": fmean(values), "sd": stdev(values) if len(kept) > 1 else None}
+            values = [row[key] for row in kept if row[key] is not None]
+            entry[key] = {"mean": fmean(values) if values else None}
+            entry[key]["sd"] = stdev(values) if len(values) > 1 else None
         found[model] = entry
     return found
 
 
 def markdown(
-    meta: Row, rows: Sequence[Row], summary: dict[str, Row], compared: dict[str, Row]
+    meta: Row, rows: Sequence[Row], summary: dict[str, Row], compared: dict[str, dict[str, Row]]
 ) -> str:
     """Return what was measured as tables: the models, their differences, then every run."""
     titles = [title for _, title, _ in COLUMNS]
@@ -468,13 +507,13 @@ def markdown(
         for key, _, form in COLUMNS:
             spread = entry[key]["sd"] if key in SCORES else None
             around = "" if spread is None else f" ± {form.format(spread)}"
-            cells.append(form.format(entry[key]["mean"]) + around)
+            cells.append(cell(form, entry[key]["mean"]) + around)
         models.append(cells)
     runs = [
         [
             *(row["model"], rate_name(row["learning_rate"]), str(row["seed"])),
             f"{row['validation_auroc']:.4f}",
-            *(form.format(row[key]) for key, _, form in COLUMNS),
+            *(cell(form, row[key]) for key, _, form in COLUMNS),
         ]
         for row in rows
     ]
@@ -487,18 +526,30 @@ def markdown(
         "",
         *markdown_table(["model", "learning rate", "seeds", *titles], models),
         "",
-        "Differences of mean AUROC, with 95 % intervals of resampled stays.",
+        *(line for score, found in compared.items() for line in difference_lines(score, found)),
+        "Every run.",
+        "",
+        *markdown_table(["model", "learning rate", "seed", "validation AUROC", *titles], runs),
+    ]
+    return "\n".join(lines)
+
+
+def difference_lines(score: str, compared: dict[str, Row]) -> list[str]:
+    """Return the differences of a score as lines of Markdown."""
+    return [
+        f"Differences of mean {score.upper()}, with 95 % intervals of resampled stays.",
         "",
         *(
             f"- {name}: {entry['difference']:+.4f} ({entry['low']:+.4f} to {entry['high']:+.4f})"
             for name, entry in compared.items()
         ),
         "",
-        "Every run.",
-        "",
-        *markdown_table(["model", "learning rate", "seed", "validation AUROC", *titles], runs),
     ]
-    return "\n".join(lines)
+
+
+def cell(form: str, value: float | None) -> str:
+    """Return a number for a table; a dash for none."""
+    return "-" if value is None else form.format(value)
 
 
 def rate_name(rate: float | None) -> str:

@@ -18,6 +18,8 @@ from osciformer._files import write_json, write_text
 from osciformer.bench.report import Row, describe_run, progress, shown_command
 from osciformer.bench.workers import Job, Work, run_jobs
 from osciformer.config import estimator_arguments
+from osciformer.data import IrregularSeries
+from osciformer.estimators import OsciFormerClassifier
 
 PACKAGES = ("pytorch-lightning", "scikit-learn", "pandas", "pyarrow")
 #: Settings of estimators at toy size.
@@ -140,6 +142,15 @@ def spread(numbers: Sequence[float], form: str = "{:.3f}") -> str:
     return text if len(numbers) == 1 else f"{text} ± {form.format(statistics.stdev(numbers))}"
 
 
+def mean_of_seeds(numbers: Sequence[float], seeds: int) -> str:
+    """Return `spread`, with the number of seeds where it is not that of the others.
+
+    >>> mean_of_seeds([0.5, 0.5], 2), mean_of_seeds([0.5], 2)
+    ('0.500 ± 0.000', '0.500 (1)')
+    """
+    return spread(numbers) + (f" ({len(numbers)})" if 0 < len(numbers) != seeds else "")
+
+
 def make_parser(description: str | None) -> argparse.ArgumentParser:
     """Return a parser with the arguments of all benchmarks that train estimators."""
     parser = argparse.ArgumentParser(
@@ -169,6 +180,7 @@ def run_benchmark(
     work: Work,
     settings: dict[str, Any],
     tables: Callable[[Document], list[str]],
+    **more: Any,
 ) -> int:
     """Run the jobs that the output file lacks, write the files, and return the exit status.
 
@@ -177,9 +189,10 @@ def run_benchmark(
         arguments: Its command line.
         options: The same, parsed.
         jobs: All jobs of the benchmark, the most important first.
-        work: What does one of them; it is given `settings` with `device` and `checkpoints`.
+        work: What does one of them; it is given `settings` with `device`, `checkpoints` and `more`.
         settings: Plain values that all rows share.
         tables: The lines of the Markdown file.
+        more: What `work` needs and no row depends on.
 
     Returns:
         0 if no job is missing, 3 if some are: run it again; 1 if some failed.
@@ -203,6 +216,7 @@ def run_benchmark(
         done = len(jobs) - len(missing)
         progress(f"{len(jobs)} jobs, {done} of them done before")
         given = {**settings, "device": options.device, "checkpoints": options.checkpoints}
+        given |= more
         for job, row in run_jobs(missing, work, given, num_workers=options.jobs, deadline=deadline):
             document.add(job, row)
             write_table()
@@ -260,3 +274,34 @@ def _checkpoint(job: Job, settings: dict[str, Any]) -> Path | None:
     if settings["checkpoints"] is None:
         return None
     return Path(settings["checkpoints"]) / "-".join(map(str, job.values()))
+
+
+def score_network(
+    train: IrregularSeries, test: IrregularSeries, job: Job, settings: dict[str, Any]
+) -> Row:
+    """Return accuracy and training of `OsciFormerClassifier` with the job's model as backbone.
+
+    `osciformer` is the default classifier, with resonators; its row has the accuracy of each of the
+    two, too. The others are networks alone.
+    """
+    chosen = estimator_settings(job["model"], job, settings)
+    is_joined = job["model"] == "osciformer"
+    started = time.process_time()
+    model = OsciFormerClassifier(**{**chosen, "resonators": is_joined}).fit(train)
+    found: Row = {
+        "cpu_seconds": round(time.process_time() - started, 2),
+        **training_entries(model, job, settings),
+        "accuracy": model.score(test),
+    }
+    if not is_joined:
+        return found
+    found |= {"network_weight": model.network_weight_}
+    found |= {"resonator_accuracy": model.resonator_.score(test)}
+    model.network_weight_ = 1.0  # the network alone answers
+    return {**found, "network_accuracy": model.score(test)}
+
+
+def accuracies(row: Row) -> dict[str, float]:
+    """Return the accuracies in a row by model; `network` is that of `osciformer` alone."""
+    found = {row["model"]: row["accuracy"]}
+    return found | ({"network": row["network_accuracy"]} if "network_accuracy" in row else {})

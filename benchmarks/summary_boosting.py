@@ -25,7 +25,6 @@ from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.metrics import roc_auc_score
 from sklearn.model_selection import StratifiedKFold
 
-from osciformer.cli.demo import last_values
 from osciformer.data import IrregularSeries, Layout, read_parquet
 from osciformer.data.ragged import series_of_rows
 
@@ -94,6 +93,17 @@ def first_values(values: np.ndarray, offsets: np.ndarray) -> np.ndarray:
     first = np.minimum.reduceat(rows, offsets[:-1])
     known = np.take_along_axis(values, np.minimum(first, len(values) - 1), axis=0)
     return np.where(first < len(values), known, np.nan)
+
+
+def last_values(series: IrregularSeries) -> np.ndarray:
+    """Return [n, F]: last known values of features, NaN if there are none, and static features."""
+    row = np.where(np.isnan(series.values), -1, np.arange(len(series.values))[:, None])
+    latest = np.maximum.accumulate(row, axis=0)[series.offsets[1:] - 1]
+    # A value of the series before is not this one's.
+    is_own = (latest >= series.offsets[:-1, None]) & (series.lengths[:, None] > 0)
+    known = np.take_along_axis(series.values, np.maximum(latest, 0), axis=0)
+    found = np.where(is_own, known, np.float32(np.nan))
+    return found if series.static is None else np.hstack((found, series.static))
 
 
 def choose(

@@ -9,6 +9,7 @@ import sys
 from typing import Any, get_args, get_type_hints
 
 import pytest
+import torch
 
 from osciformer import config as configs
 from osciformer.config import (
@@ -47,7 +48,7 @@ QUERY: dict[str, Any] = {
 EXAMPLES = [
     AttentionConfig(dim=16),
     OsciFormerConfig.from_preset("default", input_dim=3, static_dim=1),
-    OsciFormerConfig.from_preset("paper", input_dim=3),
+    OsciFormerConfig.from_preset("paper", input_dim=3, blocks=["attention", "resonator"]),
     SeriesModelConfig(**SERIES),
     QueryModelConfig(**QUERY),
     EventModelConfig(num_types=3, encoder_options={"a": 1}),
@@ -105,6 +106,30 @@ def test_options_reach_the_backbone_and_what_is_given_wins_over_a_preset() -> No
     assert (inner.query, inner.omega_range) == ("linear", (0.1, 9.0))
     assert (inner.dim, inner.num_heads) == (16, 2)
     assert (inner.input_dim, inner.static_dim, inner.ridge) == (9, 2, 1e-4)
+
+
+def test_blocks_reach_the_backbone_and_decide_the_number_of_layers() -> None:
+    blocks = ("resonator", "attention", "attention")
+    config = SeriesModelConfig.from_dict({**SERIES, "num_layers": 2, "blocks": list(blocks)})
+    inner: Any = SeriesModel(config)
+    inner = inner.backbone.model
+    assert config.num_layers == inner.config.num_layers == 3
+    assert inner.config.blocks == blocks
+    kinds = [type(block.attention).__name__ for block in inner.encoder]
+    assert kinds == ["ResonatorLayer", "OscillatorAttention", "OscillatorAttention"]
+    assert estimator_arguments("classification", {"blocks": blocks}) == {
+        "model_options": {"blocks": blocks}
+    }
+
+
+def test_a_configuration_without_blocks_is_attention_throughout() -> None:
+    before = OsciFormerConfig(input_dim=2, dim=8).to_dict()
+    assert before.pop("blocks") is None
+    torch.manual_seed(0)
+    old = OsciFormer.from_config(OsciFormerConfig.from_dict(before))
+    torch.manual_seed(0)
+    new = OsciFormer(2, dim=8, blocks=("attention", "attention"))
+    assert all(torch.equal(x, new.state_dict()[name]) for name, x in old.state_dict().items())
 
 
 def test_a_configuration_keeps_its_own_options() -> None:
@@ -178,6 +203,9 @@ def test_bad_setting_is_named(kind: Any, given: dict[str, Any], message: str) ->
         ({"observation_dropout": -0.1}, "observation_dropout must be from 0"),
         ({"backbone_options": {"quary": 1}}, "backbone osciformer 'quary'; did you mean 'query'"),
         ({"backbone": "gru_d"}, "unknown option of backbone gru_d"),
+        ({"blocks": ["resonater"]}, "blocks must be one of 'attention', 'resonator'; got 'resona"),
+        ({"blocks": []}, r"blocks must be at least one name, or None; got \(\)"),
+        ({"blocks": ["resonator"], "backbone": "gru_d"}, "setting of backbone 'osciformer'; .*gru"),
     ],
     ids=lambda value: str(value)[:24],
 )

@@ -23,11 +23,15 @@ PUBLIC = {
     "OsciFormerImputer",
     "OsciFormerRegressor",
     "OscillatorAttention",
+    "ResonatorClassifier",
+    "ResonatorFeatures",
+    "ResonatorRegressor",
     "__version__",
     "choose_backend",
     "from_frame",
     "load",
     "oscillator_attention",
+    "oscillator_response",
 }
 API_PAGES = Path(__file__).parents[1] / "docs" / "api"
 MOVED = {"Encoder", "SeriesEmbedding", "TimeScale", "parameter_groups"}
@@ -43,6 +47,7 @@ PACKAGES = (
     "models",
     "nn",
     "ops",
+    "resonators",
     "saving",
     "streaming",
     "testing",

@@ -1,11 +1,14 @@
 """Draw the pictures of the README and of the docs from models that this script trains.
 
 Run `python docs/pictures/draw.py` (a few minutes on a CPU). It writes one picture per task beside
-this file, and `landing.png`, which shows three of them side by side.
+this file, `landing.png`, which shows three of them side by side, and those of the page on
+resonators. With names, `python docs/pictures/draw.py responses resonance explanation`, it draws
+these alone.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,11 +27,13 @@ from osciformer import (
     OsciFormerForecaster,
     OsciFormerImputer,
     OsciFormerRegressor,
+    ResonatorClassifier,
+    oscillator_response,
 )
 from osciformer.events import HawkesProcess, simulate_hawkes
 
 HERE = Path(__file__).parent
-BLUE, ORANGE, GREY = "#2563eb", "#ea580c", "#374151"
+BLUE, ORANGE, GREY, GREEN = "#2563eb", "#ea580c", "#374151", "#059669"
 SEED = 0
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 TRAINING: dict[str, Any] = {
@@ -200,22 +205,150 @@ def events() -> Draw:
     return draw
 
 
-def main() -> None:
-    """Train the models, and draw a card for each task and the landing picture."""
+def responses() -> Any:
+    """Draw an irregular series, and what three resonators make of it."""
+    rng = np.random.default_rng(SEED)
+    hours = np.sort(rng.uniform(0, 72, size=260))
+
+    def signal(t: np.ndarray) -> np.ndarray:
+        burst = np.exp(-(((t - 45) / 7) ** 2))
+        return np.sin(2 * np.pi * t / 24) + burst * np.sin(2 * np.pi * t / 3)
+
+    values = signal(hours) + 0.15 * rng.normal(size=len(hours))
+    grid, periods = np.linspace(0, 72, 1500), (24.0, 8.0, 3.0)
+    omega = torch.tensor([2 * np.pi / period for period in periods], dtype=torch.float64)
+    found = oscillator_response(
+        torch.from_numpy(values)[None, :, None],
+        torch.from_numpy(hours)[None],
+        omega,
+        torch.full_like(omega, 1 / 8),  # Q = 4
+        of="rate",
+        query_times=torch.from_numpy(grid)[None],
+    )
+    amplitude = torch.hypot(found.position, found.velocity / omega)[0, :, 0].numpy()
+    figure, axes = plt.subplots(4, 1, figsize=(7.6, 5.6), sharex=True, layout="constrained")
+    axes[0].plot(hours, values, "-o", color=GREY, ms=2.2, lw=0.5)
+    axes[0].set_title("the series; its rate of change drives", loc="left", fontsize=9)
+    for k, (axis, colour) in enumerate(zip(axes[1:], (BLUE, GREEN, ORANGE), strict=True)):
+        axis.fill_between(grid, -amplitude[:, k], amplitude[:, k], color=colour, alpha=0.15, lw=0)
+        axis.plot(grid, found.position[0, :, 0, k], color=colour, lw=1.1)
+        axis.set_title(f"period {periods[k]:g} h, Q 4", loc="left", fontsize=9)
+        axis.set_ylim(-5.5, 5.5)
+    axes[-1].set(xlabel="hours", xlim=(0, 72))
+    return figure
+
+
+def resonance() -> Any:
+    """Draw how far a steady sine drives an oscillator, and how it rings after a step."""
+    rng = np.random.default_rng(SEED)
+    ratio = np.geomspace(0.1, 10, 400)
+    figure, (left, right) = plt.subplots(1, 2, figsize=(8.6, 3.1), layout="constrained")
+    colours = mpl.colormaps["viridis"](np.linspace(0, 0.85, 4))
+    one = torch.ones(1, dtype=torch.float64)
+    turns = np.linspace(-0.5, 6, 900)
+    step = torch.tensor([[0.0, 1.0, 1.0]], dtype=torch.float64)[..., None]
+    when = torch.tensor([[0.0, 0.0, 40.0]], dtype=torch.float64)
+    for q, colour in zip((0.5, 1, 2, 5), colours, strict=True):
+        gain = 1 / np.hypot(1 - ratio**2, ratio / q)
+        left.plot(ratio, gain, color=colour, lw=1.4, label=f"Q {q:g}")
+        for some in (0.2, 0.5, 0.8, 1.0, 1.25, 2.0, 5.0):
+            times = torch.from_numpy(np.sort(rng.uniform(0, 240, size=40_000)))[None]
+            driven = torch.sin(some * times)[..., None]
+            x = oscillator_response(driven, times, one, one / (2 * q)).position
+            late = x[0, times[0] > 180].abs().max()
+            left.plot(some, late, "o", color=colour, ms=3.5)
+        asked = torch.from_numpy(2 * np.pi * turns)[None]
+        x = oscillator_response(step, when, one, one / (2 * q), query_times=asked).position
+        right.plot(turns, x[0, :, 0, 0], color=colour, lw=1.4)
+    left.axvline(1, color="#d1d5db", lw=0.8, zorder=0)
+    left.set(xscale="log", yscale="log", ylim=(0.02, 8), title="Resonance: largest amplitude")
+    left.set(xlabel="frequency of the drive / own frequency", ylabel="amplitude / drive")
+    left.legend(frameon=False, fontsize=8)
+    right.axhline(1, color="#d1d5db", lw=0.8, zorder=0)
+    right.set(xlabel="own periods since the step", ylabel="position", xlim=(-0.5, 6))
+    right.set_title("Ringing: the drive steps from 0 to 1")
+    return figure
+
+
+def bearings(count: int, rng: np.random.Generator) -> IrregularSeries:
+    """Return readings of machines; worn ones shake at another period for a part of the time."""
+    labels = np.array(["good", "worn"])[np.arange(count) % 2]
+    times, values = [], []
+    for label in labels:
+        hours = np.sort(rng.uniform(0, 48, size=90))
+        period, middle = (5.0 if label == "worn" else 9.0), rng.uniform(16, 36)
+        burst = np.exp(-(((hours - middle) / 8) ** 2))
+        shaking = 1.2 * burst * np.sin(2 * np.pi * hours / period + rng.uniform(0, 6))
+        table = 0.5 * rng.normal(size=(90, 3))
+        table[:, 0] += shaking
+        table[:, 1:] += np.sin(2 * np.pi * hours / 24 + rng.uniform(0, 6, size=(2, 1))).T
+        times.append(hours)
+        values.append(table)
+    names = ["shaking", "pressure", "temperature"]
+    return IrregularSeries.from_arrays(times, values, labels=labels, feature_names=names)
+
+
+def explanation() -> Any:
+    """Draw what a trained classifier looks at, and one series along time."""
+    rng = np.random.default_rng(SEED)
+    model = ResonatorClassifier(random_state=SEED).fit(bearings(300, rng))
+    test = bearings(400, rng)
+    groups = sorted({family.group for family in model.features_.families_})
+    print(f"explanation: accuracy {model.score(test):.3f} on 400 other series, groups {groups}")
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9.4, 3.1), layout="constrained")
+    edges = np.geomspace(0.9, 55, 8)  # about one bin for each time scale of shapes
+    for name, colour in zip(test.feature_names, (ORANGE, BLUE, GREEN), strict=True):
+        rows = [r for r in model.importance() if r["variable"] == name and r["period"]]
+        periods, parts = ([row[key] for row in rows] for key in ("period", "importance"))
+        height, _ = np.histogram(periods, edges, weights=parts)
+        left.stairs(100 * height, edges, color=colour, lw=1.5, label=name)
+    left.set(xscale="log", xlabel="period, hours", ylabel="importance, %")
+    left.set(title="What counts: variables and periods", xlim=(0.9, 55))
+    left.set_xticks([1, 2, 5, 9, 24, 48], ["1", "2", "5", "9", "24", "48"])
+    left.minorticks_off()
+    left.legend(frameon=False, fontsize=8)
+    worn = int(np.flatnonzero(test.labels == "worn")[2])
+    one = model.response(test[worn : worn + 1], periods=np.geomspace(1.5, 24, 60), q=3.0)
+    mesh = right.pcolormesh(one.times, one.periods, one.amplitude[:, 0].T, cmap="magma_r", vmin=0)
+    right.set(yscale="log", xlabel="hours", ylabel="period, hours")
+    right.set_yticks([2, 5, 9, 24], ["2", "5", "9", "24"])
+    right.minorticks_off()
+    right.set_title("When: the shaking of one worn machine")
+    figure.colorbar(mesh, ax=right, label="amplitude")
+    return figure
+
+
+CARDS = (classification, regression, forecasting, imputation, events)
+FIGURES = (responses, resonance, explanation)
+
+
+def main(names: list[str]) -> None:
+    """Train the models, and draw a card for each task, the landing picture, and figures."""
     torch.set_num_threads(1)
     plt.rcParams.update({"axes.spines.top": False, "axes.spines.right": False, "font.size": 9})
     drawn: dict[str, Draw] = {}
-    for task in (classification, regression, forecasting, imputation, events):
+    for task in CARDS:
+        if names and task.__name__ not in names:
+            continue
         drawn[task.__name__] = task()
         figure, axis = plt.subplots(figsize=(3.6, 2.4), layout="constrained")
         drawn[task.__name__](axis)
-        figure.savefig(HERE / f"{task.__name__}.png", dpi=130)
-        print(f"drawn: {task.__name__}.png", flush=True)
-    figure, axes = plt.subplots(1, 3, figsize=(11, 2.9), layout="constrained")
-    for axis, name in zip(axes, ("classification", "forecasting", "events"), strict=True):
-        drawn[name](axis)
-    figure.savefig(HERE / "landing.png", dpi=130)
+        save(figure, task.__name__)
+    if not names:
+        figure, axes = plt.subplots(1, 3, figsize=(11, 2.9), layout="constrained")
+        for axis, name in zip(axes, ("classification", "forecasting", "events"), strict=True):
+            drawn[name](axis)
+        save(figure, "landing")
+    for draw in FIGURES:
+        if not names or draw.__name__ in names:
+            save(draw(), draw.__name__)
+
+
+def save(figure: Any, name: str) -> None:
+    """Write a picture beside this file."""
+    figure.savefig(HERE / f"{name}.png", dpi=130)
+    print(f"drawn: {name}.png", flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

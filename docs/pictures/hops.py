@@ -94,7 +94,7 @@ def trace() -> list[str]:
     with tempfile.TemporaryDirectory() as folder:
         write_table(Path(folder, "table.csv"))
         command = "fit {0}/table.csv --task classification --id id --time time --target y --dim 8"
-        command += " --max-epochs 1 --accelerator cpu -o {0}/run"
+        command += " --max-epochs 1 --no-resonators --accelerator cpu -o {0}/run"
         sys.setprofile(look)
         try:
             with contextlib.redirect_stdout(io.StringIO()):

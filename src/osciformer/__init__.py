@@ -1,8 +1,9 @@
 """Machine learning for time series with irregular times, on exact continuous-time attention.
 
-The names below are the front door. The packages `osciformer.data`, `events`, `estimators`, `train`,
-`models`, `nn`, `ops`, `math`, `baselines`, `streaming`, `saving`, `config`, `testing` are public,
-too: what their `__all__` or their page in the documentation names. The rest is internal.
+The names below are the front door. The packages `osciformer.data`, `events`, `estimators`,
+`resonators`, `train`, `models`, `nn`, `ops`, `math`, `baselines`, `streaming`, `saving`, `config`,
+`testing` are public, too: what their `__all__` or their page in the documentation names. The rest
+is internal.
 """
 
 from __future__ import annotations
@@ -29,11 +30,15 @@ __all__ = [
     "OsciFormerImputer",
     "OsciFormerRegressor",
     "OscillatorAttention",
+    "ResonatorClassifier",
+    "ResonatorFeatures",
+    "ResonatorRegressor",
     "__version__",
     "choose_backend",
     "from_frame",
     "load",
     "oscillator_attention",
+    "oscillator_response",
 ]
 
 if TYPE_CHECKING:
@@ -45,11 +50,14 @@ if TYPE_CHECKING:
         OsciFormerForecaster,
         OsciFormerImputer,
         OsciFormerRegressor,
+        ResonatorClassifier,
+        ResonatorRegressor,
         load,
     )
     from osciformer.models import OsciFormer
     from osciformer.nn import OscillatorAttention
-    from osciformer.ops import Drive, choose_backend, oscillator_attention
+    from osciformer.ops import Drive, choose_backend, oscillator_attention, oscillator_response
+    from osciformer.resonators import ResonatorFeatures
     from osciformer.streaming import OnlineSession
 else:
     # Names are imported on first use: torch takes a second, which `--help` should not wait for, and
@@ -63,11 +71,14 @@ else:
             "OsciFormerForecaster",
             "OsciFormerImputer",
             "OsciFormerRegressor",
+            "ResonatorClassifier",
+            "ResonatorRegressor",
             "load",
         ),
         "models": ("OsciFormer",),
         "nn": ("OscillatorAttention",),
-        "ops": ("Drive", "choose_backend", "oscillator_attention"),
+        "ops": ("Drive", "choose_backend", "oscillator_attention", "oscillator_response"),
+        "resonators": ("ResonatorFeatures",),
         "streaming": ("OnlineSession",),
         "events": (),
         "math": (),

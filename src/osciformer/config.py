@@ -26,6 +26,8 @@ Kind = Literal["whole", "number", "switch", "text", "texts", "numbers", "mapping
 TaskName = Literal["classification", "regression", "forecasting", "imputation", "events"]
 TASKS: tuple[str, ...] = get_args(TaskName)
 SERIES_TASKS, QUERY_TASKS, VALUE_TASKS, EVENT_TASKS = TASKS[:2], TASKS[2:4], TASKS[:4], TASKS[4:]
+ModelName = Literal["osciformer", "resonator"]
+MODELS: tuple[str, ...] = get_args(ModelName)
 #: Groups of settings, in the order in which `--help` shows them.
 PANELS = ("Table", "Model", "Training", "Processes")
 TABLE, MODEL, TRAINING, PROCESSES = PANELS
@@ -33,12 +35,14 @@ TABLE, MODEL, TRAINING, PROCESSES = PANELS
 QueryMode = Literal["hold", "linear", "ridge", "ridge_causal", "anchored", "learned"]
 ValueMode = Literal["average", "point"]
 Direction = Literal["causal", "bidirectional"]
+BlockKind = Literal["attention", "resonator"]
 BankKind = Literal[
     "log_uniform", "log_spaced", "linear", "random_uniform", "geometric", "harmonics", "data"
 ]
 Backend = Literal["auto", "oracle", "reference", "blocked", "triton"]
 Pool = Literal["last", "mean", "max"]
 Statistic = Literal["last", "mean", "min", "max", "rise", "count", "std", "age", "first"]
+LinearHeadName = Literal["auto", "ridge", "logistic"]
 HeadName = Literal["softplus", "decay", "mixture", "exponential"]
 Precision = Literal["32-true", "bf16-mixed", "16-mixed"]
 Accelerator = Literal["auto", "cpu", "gpu"]
@@ -75,6 +79,7 @@ NOT_NEGATIVE = Range("not negative", lambda x: x >= 0)
 POSITIVE = Range("positive and finite", lambda x: 0 < x < float("inf"))
 FRACTION = Range("from 0 to below 1", lambda x: 0 <= x < 1)
 INSIDE = Range("between 0 and 1", lambda x: 0 < x < 1)
+NOT_EMPTY = Range("at least one name", lambda x: len(x) > 0)
 
 
 def setting(default: Any = MISSING, *, tasks: tuple[str, ...] = TASKS, **facts: Any) -> Any:
@@ -112,6 +117,7 @@ _SIMPLE: Mapping[Any, Kind] = {int: "whole", float: "number", bool: "switch", st
 #: `train_options` (panels Training and Processes).
 KEYWORDS = frozenset(
     {"dim", "num_layers", "num_heads", "dropout", "head", "blend_with", "quantiles", "horizon"}
+    | {"families", "resonators"}
     | {"covariates", "known_covariates", "hidden_fraction", "class_weight", "criterion"}
     | {"learning_rate", "max_epochs", "batch_size", "validation_fraction", "random_state"}
     | {"accelerator"}
@@ -134,6 +140,7 @@ class Setting:
     parameter: str = ""  # name in Python, if it is another one
     short: str = ""  # a further flag
     panel: str = ""  # where `--help` shows it: one of `PANELS`, or nowhere
+    models: tuple[str, ...] = MODELS[:1]  # models that have it
 
     @property
     def flag(self) -> str:
@@ -233,7 +240,12 @@ def _settings_of(cls: Any) -> dict[str, Setting]:
     hints = typing.get_type_hints(cls)
     found = {}
     for item in fields(cls):
-        facts = {"panel": cls.panel, **_read_type(hints[item.name]), **item.metadata}
+        facts = {
+            "panel": cls.panel,
+            "models": cls.models,
+            **_read_type(hints[item.name]),
+            **item.metadata,
+        }
         found[item.name] = Setting(name=item.name, help=_help_of(cls, item.name), **facts)
     return found
 
@@ -243,6 +255,7 @@ class Config:
     """Base of all configurations: checked when made, and to and from plain values."""
 
     panel: ClassVar[str] = MODEL
+    models: ClassVar[tuple[str, ...]] = MODELS[:1]
 
     def __post_init__(self) -> None:
         for name, item in self._settings().items():
@@ -326,6 +339,12 @@ class AttentionConfig(Config):
         return cls.from_dict({**PRESETS[preset or "default"], **chosen})
 
 
+def _count_blocks(config: Any) -> None:
+    """Let `blocks` decide `num_layers`, of which a default cannot be told from a wish."""
+    if config.blocks is not None:
+        object.__setattr__(config, "num_layers", len(config.blocks))
+
+
 @dataclass(frozen=True, kw_only=True)
 class OsciFormerConfig(AttentionConfig):
     """Everything that decides the shape and behaviour of an `OsciFormer`; all keyword-only.
@@ -336,7 +355,9 @@ class OsciFormerConfig(AttentionConfig):
             gap; or `"typical"`, up to half a turn over the median gap.
         input_dim: Number of features F.
         static_dim: Number of static features S.
-        num_layers: Number of encoder blocks.
+        num_layers: Number of encoder blocks; that of `blocks`, if they are given.
+        blocks: Kinds of the encoder blocks in order, each `attention` or `resonator`; None is
+            attention throughout.
         feedforward_dim: Hidden width of the feed-forward; None is 4 D.
 
     Example:
@@ -351,7 +372,12 @@ class OsciFormerConfig(AttentionConfig):
     input_dim: int = setting(within=POSITIVE_COUNT)
     static_dim: int = setting(0, within=NOT_NEGATIVE)
     num_layers: int = setting(2, within=POSITIVE_COUNT)
+    blocks: tuple[BlockKind, ...] | None = setting(None, within=NOT_EMPTY)
     feedforward_dim: int | None = setting(None)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _count_blocks(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -362,7 +388,9 @@ class TaskConfig(Config):
         input_dim: Number of features F.
         static_dim: Number of static features S.
         dim: Width of the model.
-        num_layers: Number of encoder blocks.
+        num_layers: Number of encoder blocks; that of `blocks`, if they are given.
+        blocks: Kinds of the blocks of `osciformer` in order, each `attention` or `resonator`;
+            attention throughout if not given.
         num_heads: Number of heads.
         dropout: Dropout of the backbone and the head.
         observation_dropout: Fraction of the measured values that is hidden at random in training.
@@ -378,6 +406,7 @@ class TaskConfig(Config):
     static_dim: int = setting(0, within=NOT_NEGATIVE, panel="")
     dim: int = setting(64, within=POSITIVE_COUNT)
     num_layers: int = setting(2, within=POSITIVE_COUNT)
+    blocks: tuple[BlockKind, ...] | None = setting(None, within=NOT_EMPTY)
     num_heads: int = setting(2, within=POSITIVE_COUNT)
     dropout: float = setting(0.3, within=FRACTION)
     observation_dropout: float = setting(0.2, within=FRACTION)
@@ -387,6 +416,7 @@ class TaskConfig(Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        _count_blocks(self)
         object.__setattr__(self, "backbone_options", tuples(dict(self.backbone_options or {})))
 
 
@@ -489,6 +519,8 @@ class EstimatorConfig(Config):
     Attributes:
         scaling: Scaling of the values: `asinh`, `standard`, `robust` or `none`.
         clip: Bound on the absolute scaled inputs, against outliers; none for no bound.
+        resonators: Also fit a model on features of driven oscillators, in seconds, and predict with
+            a mixture of it and the network, by weights that the validation series decide.
         blend_with: Classical processes to blend the network with: of `renewal`, `repeat`, `hawkes`;
             `auto` or none.
         covariates: Features that are inputs and not predicted.
@@ -503,15 +535,36 @@ class EstimatorConfig(Config):
 
     scaling: Scaling = setting("standard", tasks=VALUE_TASKS)
     clip: float | None = setting(6.0, within=POSITIVE, tasks=VALUE_TASKS)
+    # Free: the network that a continued run trains is the same with them and without.
+    resonators: bool = setting(True, tasks=SERIES_TASKS, is_free=True)
     blend_with: tuple[str, ...] | None = setting(None, tasks=EVENT_TASKS)
     covariates: tuple[str, ...] = setting((), tasks=QUERY_TASKS)
     known_covariates: tuple[str, ...] = setting((), tasks=("forecasting",))
     horizon: float | None = setting(None, within=POSITIVE, tasks=("forecasting",))
     hidden_fraction: float = setting(0.2, within=INSIDE, tasks=("imputation",))
     validation_fraction: float = setting(0.1, within=FRACTION, panel=TRAINING)
-    class_weight: str | Mapping[Any, float] | None = setting(None, panel=TRAINING, tasks=TASKS[:1])
+    class_weight: str | Mapping[Any, float] | None = setting(
+        None, panel=TRAINING, tasks=TASKS[:1], models=MODELS
+    )
     label_smoothing: float = setting(0.0, within=FRACTION, panel=TRAINING, tasks=TASKS[:1])
     criterion: Criterion = setting("huber", panel=TRAINING, tasks=("regression",))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResonatorConfig(Config):
+    """What can be set of the models on resonator features.
+
+    Attributes:
+        linear_head: Classifier on the features: `ridge`, `logistic`, or `auto`: `ridge`, but of two
+            classes that of the lower log loss on series left out.
+        families: Families of features, of `shape`, `spectrum`, `states`, `summary`, `observation`
+            and `static`; those that tell most about series left out, if not given.
+    """
+
+    models: ClassVar[tuple[str, ...]] = MODELS[1:]
+
+    linear_head: LinearHeadName = setting("auto", parameter="head", tasks=TASKS[:1])
+    families: tuple[str, ...] | None = setting(None, tasks=SERIES_TASKS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -544,7 +597,7 @@ class TrainConfig(Config):
 
     panel: ClassVar[str] = TRAINING
 
-    seed: int = setting(0, within=NOT_NEGATIVE, parameter="random_state")
+    seed: int = setting(0, within=NOT_NEGATIVE, parameter="random_state", models=MODELS)
     max_epochs: int = setting(15, within=POSITIVE_COUNT, short="--epochs", is_automatic=True)
     batch_size: int = setting(64, within=POSITIVE_COUNT, is_automatic=True)
     learning_rate: float = setting(2e-3, within=POSITIVE)
@@ -572,6 +625,8 @@ class DataConfig(Config):
 
     Attributes:
         task: What to train: classification, regression, forecasting, imputation or events.
+        model: What to train it with: osciformer, a network; or resonator, a linear model on
+            features of driven oscillators, in seconds.
         table: The table to train on.
         id: Column that says which series a row belongs to.
         time: Column of times.
@@ -598,8 +653,10 @@ class DataConfig(Config):
     """
 
     panel: ClassVar[str] = TABLE
+    models: ClassVar[tuple[str, ...]] = MODELS
 
     task: TaskName | None = setting(None)
+    model: ModelName = setting("osciformer", tasks=SERIES_TASKS)
     table: str | None = setting(None, is_free=True)
     id: str | None = setting(None)
     time: str | None = setting(None)
@@ -615,7 +672,7 @@ class DataConfig(Config):
     time_unit: str | None = setting(None, tasks=EVENT_TASKS)
     labels: str | None = setting(None, tasks=VALUE_TASKS, is_free=True)
     labels_id: str | None = setting(None, tasks=VALUE_TASKS)
-    validation: str | None = setting(None, is_free=True)
+    validation: str | None = setting(None, is_free=True, models=MODELS[:1])
     stream: bool | None = setting(None, tasks=VALUE_TASKS)
     unit: str = setting("s")
     origin: str = setting("auto")
@@ -651,19 +708,20 @@ _MODELS: Mapping[str, type[Config]] = {
 }
 
 
-def settings(task: str | None = None) -> list[Setting]:
-    """Return all that can be set for a task, or for any task, in the order of `--help`."""
+def settings(task: str | None = None, model: str | None = None) -> list[Setting]:
+    """Return all that can be set for a task and a model, or any, in the order of `--help`."""
+    found = list(_all_settings())
     if task is not None:
         check_choice("task", task, TASKS)
-        return [item for item in settings() if task in item.tasks]
-    return list(_all_settings())
+        found = [item for item in found if task in item.tasks]
+    return found if model is None else [item for item in found if model in item.models]
 
 
 @functools.cache
 def _all_settings() -> tuple[Setting, ...]:
     found: dict[str, Setting] = {}
     for task in TASKS:
-        for cls in (DataConfig, _MODELS[task], EstimatorConfig, TrainConfig):
+        for cls in (DataConfig, _MODELS[task], ResonatorConfig, EstimatorConfig, TrainConfig):
             for name, item in cls._settings().items():
                 if item.panel and task in item.defaults:
                     before = found[name].defaults if name in found else {}
@@ -680,24 +738,27 @@ def find_setting(name: str) -> Setting:
     return known[name]
 
 
-def estimator_settings(task: str) -> dict[str, Setting]:
-    """Return the settings of a task's estimator by their names in Python, columns left out."""
-    return {item.python_name: item for item in settings(task) if item.panel != TABLE}
+def estimator_settings(task: str, model: str = MODELS[0]) -> dict[str, Setting]:
+    """Return the settings of an estimator by their names in Python, columns left out."""
+    return {item.python_name: item for item in settings(task, model) if item.panel != TABLE}
 
 
-def estimator_defaults(task: str) -> dict[str, Any]:
-    """Return the default of each setting of a task's estimator, by its name in Python."""
-    return {name: item.defaults[task] for name, item in estimator_settings(task).items()}
+def estimator_defaults(task: str, model: str = MODELS[0]) -> dict[str, Any]:
+    """Return the default of each setting of an estimator, by its name in Python."""
+    return {name: item.defaults[task] for name, item in estimator_settings(task, model).items()}
 
 
-def estimator_arguments(task: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings, by names in files or in Python, as arguments of a task's estimator.
+def estimator_arguments(
+    task: str, given: Mapping[str, Any], model: str = MODELS[0]
+) -> dict[str, Any]:
+    """Return settings, by names in files or in Python, as arguments of an estimator.
 
     Example:
         >>> estimator_arguments("classification", {"dim": 8, "seed": 1, "weight_decay": 0.1})
         {'dim': 8, 'random_state': 1, 'train_options': {'weight_decay': 0.1}}
     """
-    by_name = {item.name: item for item in settings(task)} | estimator_settings(task)
+    by_name = {item.name: item for item in settings(task, model)}
+    by_name |= estimator_settings(task, model)
     refuse_unknown("setting", given, by_name)
     found: dict[str, Any] = {}
     for name, value in given.items():

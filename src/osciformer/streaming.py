@@ -1,8 +1,8 @@
-"""Observations one by one: the same numbers as a whole batch, at O(N) a step."""
+"""Observations one by one: the same numbers as a whole batch, at O(N) a step or less."""
 
 from __future__ import annotations
 
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import nn
@@ -12,7 +12,9 @@ from osciformer.models.osciformer import OsciFormer
 from osciformer.nn.attention import OscillatorAttention
 from osciformer.nn.encoder import Encoder, EncoderBlock
 from osciformer.nn.parameters import Spectrum
+from osciformer.nn.resonator import ResonatorLayer
 from osciformer.nn.timeline import TimeScale
+from osciformer.ops import ResponseStream
 from osciformer.ops.attention.drive import Drive
 from osciformer.ops.attention.step import (
     STREAMING_QUERIES,
@@ -32,15 +34,18 @@ class OnlineSession:
 
     `observe(t, x)` adds an observation and returns its state, `read(t)` returns the state at any
     time from the last observation on. Both equal what the module gives for the whole batch, to
-    rounding. A step costs O(N) time for N observations so far, and the session O(N) memory. It
-    keeps no gradients; do not train the module meanwhile.
+    rounding. A step of attention costs O(N) time for N observations so far, and its session O(N)
+    memory; a resonator has a state of fixed size, and a step costs the same for ever. Gradients are
+    not kept; do not train the module meanwhile. Of a classifier or regressor it is the network's
+    backbone that can be fed, not the resonators that its predictions are mixed with.
 
     **Ties.** Times must not decrease. As in a batch, observations at one time see each other: when
     another one arrives, the states of those before it are computed again for all that follows.
 
     Args:
-        module: An `OscillatorAttention` or `Encoder`, fed with tokens `[B, D]`, or an `OsciFormer`,
-            fed with values `[B, F]`, causal, in `eval` mode, and with a query other than `ridge`.
+        module: An `OscillatorAttention`, `ResonatorLayer` or `Encoder`, fed with tokens `[B, D]`,
+            or an `OsciFormer`, fed with values `[B, F]`, causal, in `eval` mode, and with a query
+            other than `ridge`.
         batch_size: Number of series B that are fed side by side.
         static: Static features of the series, for an `OsciFormer` that has them.
 
@@ -52,15 +57,15 @@ class OnlineSession:
 
     def __init__(
         self,
-        module: OscillatorAttention | Encoder | OsciFormer,
+        module: OscillatorAttention | ResonatorLayer | Encoder | OsciFormer,
         *,
         batch_size: int = 1,
         static: Float[Tensor, "B S"] | None = None,
     ) -> None:
-        if not isinstance(module, OscillatorAttention | Encoder | OsciFormer):
-            got = type(module).__name__
+        if not isinstance(module, OscillatorAttention | ResonatorLayer | Encoder | OsciFormer):
             raise TypeError(
-                f"module must be an OscillatorAttention, Encoder or OsciFormer; got {got}"
+                "module must be an OscillatorAttention, ResonatorLayer, Encoder or OsciFormer; got"
+                f" {type(module).__name__}"
             )
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1; got {batch_size}")
@@ -71,14 +76,15 @@ class OnlineSession:
                 raise ValueError("the module's dropout is on; call module.eval() first")
         self.module, self.batch_size, self._static = module, batch_size, static
         self._encoder = module.encoder if isinstance(module, OsciFormer) else module
-        if isinstance(self._encoder, OscillatorAttention):
-            self._layers = [_LayerStream(self._encoder, None, batch_size)]
+        if isinstance(self._encoder, Encoder):
+            self._layers = [_stream(x.attention, x, batch_size) for x in self._encoder]
         else:
-            self._layers = [_LayerStream(x.attention, x, batch_size) for x in self._encoder]
+            self._layers = [_stream(self._encoder, None, batch_size)]
         weight = self._layers[0].attention.output_projection.weight
         self._last_token = weight.new_zeros(batch_size, self._encoder.dim)
         self._time = weight.new_zeros(batch_size, dtype=torch.float64)
         self._started = weight.new_zeros(batch_size, dtype=torch.bool)
+        self._count = weight.new_zeros(batch_size, dtype=torch.long)
         no_scale = TimeScale().to(weight.device)
         self._scale = module.time_scale if isinstance(module, OsciFormer) else no_scale
         # The observations at the current time, whose states may still change.
@@ -88,7 +94,7 @@ class OnlineSession:
     @property
     def num_observations(self) -> list[int]:
         """Number of observations of each series."""
-        return cast("list[int]", self._layers[0].latest.count.tolist())
+        return cast("list[int]", self._count.tolist())
 
     @torch.no_grad()
     def observe(
@@ -119,6 +125,7 @@ class OnlineSession:
             states = layer.observe(states, group_present, time, tied)
         self._group, self._group_present = group, group_present
         self._time, self._started = time, self._started | present
+        self._count = self._count + present
         self._last_token = torch.where(present[:, None], token, self._last_token)
         return torch.where(present[:, None], self._finish(states[:, -1]), 0.0)
 
@@ -170,6 +177,18 @@ class OnlineSession:
         return tensor.expand(self.batch_size)
 
 
+def _stream(
+    layer: OscillatorAttention | ResonatorLayer, block: EncoderBlock | None, batch_size: int
+) -> _LayerStream | _ResonatorStream:
+    """Return the memory of a layer, within its block if there is one."""
+    if layer.direction != "causal":
+        hint = "cannot be streamed: a row sees later tokens. Use direction='causal'"
+        raise ValueError(f"direction={layer.direction!r} {hint}")
+    if isinstance(layer, ResonatorLayer):
+        return _ResonatorStream(layer, block, batch_size)
+    return _LayerStream(layer, block, batch_size)
+
+
 class _LayerStream:
     """The caches of one layer: `latest` has every observation, `settled` none at the last time."""
 
@@ -213,12 +232,49 @@ class _LayerStream:
         return out if self.block is None else self.block.residual(tokens, out)
 
 
+class _ResonatorStream:
+    """The oscillators of one layer; `settled` is their state before the last time."""
+
+    def __init__(self, layer: ResonatorLayer, block: EncoderBlock | None, batch_size: int) -> None:
+        self.attention, self.block, spectrum = layer, block, layer.spectrum
+        self.omega = spectrum.omega.detach().double()
+        options: Any = {"batch_size": batch_size, "drive": "hold"}
+        self.stream = ResponseStream(spectrum.omega, spectrum.zeta, layer.dim, **options)
+        self.settled = self.stream.state
+
+    def observe(self, group: Tensor, present: Tensor, time: Tensor, tied: Tensor) -> Tensor:
+        """Add the observations at one time, in place of those that were there before."""
+        for name, latest in self.stream.state.items():
+            is_tied = tied.view(-1, *[1] * (latest.ndim - 1))
+            self.settled[name] = torch.where(is_tied, self.settled[name], latest)
+        self._go_on(self.settled)
+        drive = self.attention.project_drive(self._normed(group))
+        for values in torch.where(present[..., None], drive, torch.nan).unbind(dim=1):
+            self.stream.step(time, values)
+        self._go_on(self.stream.state)
+        return self.read(group, time)
+
+    def read(self, tokens: Tensor, time: Tensor) -> Tensor:
+        """Return the block's, or the layer's, output at a time."""
+        found = self.stream.read(time)
+        position, velocity = (
+            z.mT[:, None].to(tokens.dtype).expand(-1, tokens.shape[1], -1, -1)
+            for z in (found.position, found.velocity / self.omega)
+        )
+        out = self.attention.project_output(position, velocity, self._normed(tokens))
+        return out if self.block is None else self.block.residual(tokens, out)
+
+    def _go_on(self, state: dict[str, Tensor]) -> None:
+        """Go on from a state, at any time: the session has checked those of series that started."""
+        self.stream.load_state({**state, "now": torch.full_like(state["now"], -torch.inf)})
+
+    def _normed(self, tokens: Tensor) -> Tensor:
+        return tokens if self.block is None else self.block.attention_norm(tokens)
+
+
 @torch.no_grad()
 def step_settings(layer: OscillatorAttention) -> StepSettings:
     """Return what streaming needs of a layer; refuse one that looks ahead."""
-    if layer.direction != "causal":
-        hint = "cannot be streamed: a row sees later tokens. Use direction='causal'"
-        raise ValueError(f"direction={layer.direction!r} {hint}")
     if layer.query not in STREAMING_QUERIES:
         raise ValueError(
             f"query={layer.query!r} cannot be streamed: its fit uses tokens that are still to "

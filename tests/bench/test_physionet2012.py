@@ -8,7 +8,7 @@ import shlex
 
 import numpy as np
 import pytest
-from sklearn.metrics import roc_auc_score
+from sklearn.metrics import average_precision_score, roc_auc_score
 
 from .scripts import ROOT, load
 
@@ -18,6 +18,8 @@ from osciformer.cli import main as osciformer  # noqa: E402
 from osciformer.data import IrregularSeries  # noqa: E402
 
 NAN = float("nan")
+MODELS = "network,resonator,boosting"
+SEEN = ["GCS", "BUN", "HR", "Urine"]
 TINY = "--max-epochs 2 --dim 8 --num-layers 1 --num-heads 1"
 
 
@@ -48,10 +50,11 @@ def toy(tmp_path_factory):
     data = ROOT / "src" / "osciformer" / "demo_data"
     for name, count in (("stays-train.parquet", 160), ("stays-test.parquet", 80)):
         table = parquet.read_table(data / name).to_pandas()
+        table = table[[*script.DEMO.static, "record_id", "minute", "in_hospital_death", *SEEN]]
         ids = table["record_id"].unique()[:count]
         table[table["record_id"].isin(ids)].to_parquet(folder / name, index=False)
     files = ["--output", str(folder / "out.json"), "--table", str(folder / "out.md")]
-    arguments = ["--work", str(folder), *files, "--demo", "--models", "osciformer,boosting"]
+    arguments = ["--work", str(folder), *files, "--demo", "--models", MODELS]
     arguments += ["--seeds", "3", f"--fit-options={TINY}", "--max-trees", "4", "--commit", "abc"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(script.Workplace, "run", run_here)
@@ -62,25 +65,31 @@ def toy(tmp_path_factory):
 def test_every_job_is_a_row_with_scores_and_commands(toy):
     folder, _ = toy
     found = json.loads((folder / "out.json").read_text())
-    assert [(r["model"], r["seed"]) for r in found["rows"]] == [("osciformer", 3), ("boosting", 3)]
-    neural, trees = found["rows"]
-    assert neural["series"] == trees["series"] == 80
+    assert [(r["model"], r["seed"]) for r in found["rows"]] == [(m, 3) for m in MODELS.split(",")]
+    neural, resonator, trees = found["rows"]
+    assert neural["series"] == resonator["series"] == trees["series"] == 80
     assert neural["without_rows"] == 0
     assert neural["commands"][0] == (
         "osciformer fit stays-train.parquet --task classification --progress lines "
         "--id=record_id --time=minute --target=in_hospital_death "
         "--static=Age,Gender,Height,ICUType,AdmissionWeight --seed=3 "
-        f"{TINY} -o osciformer-seed3/run"
+        f"--no-resonators {TINY} -o network-seed3/run"
     )
+    assert resonator["commands"][0].endswith("--seed=3 --model=resonator -o resonator-seed3/run")
+    assert resonator["epochs"] is None
+    assert resonator["auroc"] > 0.55
     assert neural["epochs"] == 2
     assert neural["best_epoch"] in (1, 2)
     assert (neural["wall_s"], neural["cpu_s"]) == (2.0, 1.5)
     assert 1 <= trees["epochs"] <= 4
     assert trees["settings"] in list(boosting.CANDIDATES)
     assert found["meta"]["commit"] == "abc"
-    difference = found["auroc_differences"]["osciformer - boosting"]
-    assert difference["difference"] == pytest.approx(neural["auroc"] - trees["auroc"], abs=1e-6)
-    assert difference["low"] < difference["difference"] < difference["high"]
+    for name in ("auroc", "auprc"):
+        differences = found[f"{name}_differences"]
+        assert list(differences) == ["resonator - network", "resonator - boosting"]
+        entry = differences["resonator - boosting"]
+        assert entry["difference"] == pytest.approx(resonator[name] - trees[name], abs=1e-6)
+        assert entry["low"] < entry["difference"] < entry["high"]
     assert str(folder) not in found["meta"]["command"]
 
 
@@ -94,7 +103,7 @@ def test_scores_are_those_of_evaluate_where_no_stay_is_missing(toy):
 
 def test_boosting_on_few_stays_is_better_than_chance(toy):
     folder, _ = toy
-    assert json.loads((folder / "out.json").read_text())["rows"][1]["auroc"] > 0.55
+    assert json.loads((folder / "out.json").read_text())["rows"][-1]["auroc"] > 0.55
 
 
 def test_finished_jobs_are_not_run_again(toy, monkeypatch):
@@ -165,13 +174,25 @@ def test_runs_are_compared_on_the_same_resampled_series():
     labels = np.arange(200) % 2
     truth = script.Truth(np.arange(200), labels, frequency=0.5)
     good = 0.5 * labels + generator.random((3, 200))
-    found = truth.compare(good, good[:1], rounds=50)
-    each = [roc_auc_score(labels, chance) for chance in good]
-    assert found["difference"] == pytest.approx(np.mean(each) - each[0])
-    assert truth.compare(good, good, rounds=50) == {"difference": 0, "low": 0, "high": 0}
-    worse = truth.compare(good, generator.random((2, 200)), rounds=50)
-    assert 0 < worse["low"] < worse["difference"] < worse["high"]
-    assert np.isnan(script.mean_auroc(good, np.zeros(200)))
+    scores = {"auroc": roc_auc_score, "auprc": average_precision_score}
+    drawn = [truth.resample(x, rounds=50) for x in (good, good[:1], generator.random((2, 200)))]
+    for name, score in scores.items():
+        several, one, bad = (x[name] for x in drawn)
+        each = [score(labels, chance) for chance in good]
+        assert script.compare(several, one)["difference"] == pytest.approx(np.mean(each) - each[0])
+        assert script.compare(one, one) == {"difference": 0, "low": 0, "high": 0}
+        worse = script.compare(several, bad)
+        assert 0 < worse["low"] < worse["difference"] < worse["high"]
+        assert np.isnan(script.COMPARED[name](good, np.zeros(200)))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_average_precision_is_that_of_scikit_learn_where_probabilities_are_equal(seed):
+    generator = np.random.default_rng(seed)
+    labels = generator.integers(0, 2, 40)
+    chances = generator.integers(0, 6, (3, 40)) / 5
+    expected = np.mean([average_precision_score(labels, chance) for chance in chances])
+    assert script.mean_auprc(chances, labels) == pytest.approx(expected)
 
 
 def test_the_learning_rate_is_chosen_on_validation_series_of_the_first_seed():
@@ -210,7 +231,8 @@ def test_summary_and_table_have_mean_and_deviation_of_a_sample():
     summary = script.summarize([*rows, row("boosting", 0, 0.8)], 0)
     assert summary["osciformer"]["auroc"] == pytest.approx({"mean": 0.85, "sd": 0.01})
     assert summary["boosting"]["auroc"] == {"mean": 0.8, "sd": None}
-    compared = {"osciformer - boosting": {"difference": 0.05, "low": -0.01, "high": 0.11}}
+    difference = {"difference": 0.05, "low": -0.01, "high": 0.11}
+    compared = {"auroc": {"osciformer - boosting": difference}}
     text = script.markdown({"commit": "abc"}, rows, summary, compared)
     assert "- osciformer - boosting: +0.0500 (-0.0100 to +0.1100)" in text
     assert "| osciformer | default | 3 | 0.8500 ± 0.0100 | 1.0000 ± 0.0000 |" in text
@@ -248,3 +270,10 @@ def test_series_without_rows_have_no_summaries():
     series = IrregularSeries.from_arrays([[0.0], []], [[[1.0]], np.empty((0, 1))], empty="keep")
     with pytest.raises(ValueError, match="without rows have no summaries"):
         boosting.summaries(series)
+
+
+def test_last_values_stay_within_their_series() -> None:
+    nan = np.nan
+    values = [[[1.0, 5.0], [2.0, nan]], [[nan, 7.0]]]
+    series = IrregularSeries.from_arrays([[0.0, 1.0], [0.0]], values)
+    np.testing.assert_array_equal(boosting.last_values(series), [[2.0, 5.0], [nan, 7.0]])

@@ -98,7 +98,7 @@ def runs(tables: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     common = [*COLUMNS, *TINY]
     calls = {
         "classification": ["wide.parquet", "--target=ill", "--static=age", "--features=a,b"],
-        "regression": ["wide.csv", "--target=score", "--features=a,b"],
+        "regression": ["wide.csv", "--target=score", "--features=a,b", "--no-resonators"],
         "forecasting": ["narrow.csv", "--variable=variable", "--value=value", "--horizon=4"],
         "imputation": ["wide.parquet", "--features=a,b", "--target=a"],
         "events": ["narrow.csv", "--type=variable"],

@@ -23,6 +23,7 @@ TINY = ["--dim=8", "--num-layers=1", "--num-heads=1", "--epochs=1", "--batch-siz
 TINY += ["--accelerator=cpu", "--progress=none"]
 COLUMNS = ["--id=who", "--time=hour", "--features=a,b"]
 ILL = ["--task=classification", *COLUMNS, "--target=ill"]
+ILL += ["--no-resonators"]
 
 
 def change(frame: Any, **columns: Any) -> Any:

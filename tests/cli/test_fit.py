@@ -30,6 +30,7 @@ Call = Callable[..., Any]
 TINY = ["--dim=8", "--num-layers=1", "--num-heads=1", "--epochs=2", "--batch-size=16"]
 TINY += ["--accelerator=cpu", "--progress=none"]
 ILL = ["--task=classification", "--id=who", "--time=hour", "--features=a,b", "--target=ill"]
+ILL += ["--no-resonators"]
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -70,6 +71,25 @@ def test_scores_are_printed(cli: Call, tables: Path, tmp_path: Path) -> None:
     assert str(tmp_path / "run") in outcome.out
 
 
+def test_resonators_are_joined_unless_refused(cli: Call, runs: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(runs / "classification", tmp_path / "run")
+
+    def found() -> tuple[bool, dict[str, float] | None]:
+        metrics = json.loads((run / "metrics.json").read_text())
+        is_joined = "resonator" in load_model(run / "model.safetensors").content
+        return is_joined, metrics.get("blend_weights")
+
+    is_joined, weights = found()
+    assert is_joined
+    assert weights is not None
+    assert set(weights) == {"network", "resonators"}
+    assert sum(weights.values()) == pytest.approx(1.0)
+    # The network does not depend on them, so that a run may go on without.
+    outcome = cli("fit", "--resume", "--no-resonators", "--progress=none", "-o", run)
+    assert outcome.code == 0, outcome.err
+    assert found() == (False, None)
+
+
 def test_flags_win_over_the_yaml_file(cli: Call, tables: Path, tmp_path: Path) -> None:
     config = tmp_path / "run.yaml"
     config.write_text(
@@ -86,17 +106,20 @@ def test_flags_win_over_the_yaml_file(cli: Call, tables: Path, tmp_path: Path) -
                 "max-epochs": 1,
                 "weight-averaging": 0.5,
                 "statistics": ["last"],
+                "resonators": False,
             }
         )
     )
     run = tmp_path / "run"
-    more = ["--seed=7", "--statistics=std,age"]
+    more = ["--seed=7", "--statistics=std,age", "--blocks=resonator,attention"]
     outcome = cli("fit", "--config", config, *TINY, *more, "-o", run)
     assert outcome.code == 0, outcome.err
-    found = load_estimator(run / "model.safetensors").settings()
+    estimator: Any = load_estimator(run / "model.safetensors")
+    found = estimator.settings()
     assert (found["dim"], found["patience"], found["max_epochs"]) == (8, None, 2)
     assert found["random_state"] == 7
     assert (found["weight_averaging"], found["statistics"]) == (0.5, ("std", "age"))
+    assert estimator.model_.config.blocks == found["blocks"] == ("resonator", "attention")
 
 
 @pytest.mark.parametrize("flag", ["--foresight=0.2", "--keep-latest", "--no-keep-latest"])

@@ -11,11 +11,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pytest
 
-from osciformer.cli.demo import last_values
 from osciformer.data import IrregularSeries, load_npz
 
 Call = Callable[..., Any]
@@ -163,10 +161,12 @@ def test_demo_compares_and_leaves_a_usable_model(cli: Call, tmp_path: Path) -> N
     run = tmp_path / "demo"
     outcome = cli("demo", "--size=60", "--epochs=1", "-o", run)
     assert outcome.code == 0, outcome.err
-    assert "logistic regression on last values" in outcome.out
+    assert "boosting on summaries" in outcome.out
+    assert "change of log-odds" in outcome.out
     assert (run / "curves.png").read_bytes().startswith(b"\x89PNG")
     scores = json.loads((run / "test_metrics.json").read_text())
-    assert {"auroc", "auprc"} <= set(scores["OsciFormer"])
+    for model in ("OsciFormer", "resonators alone", "boosting on summaries"):
+        assert {"auroc", "auprc"} <= set(scores[model])
     assert "Goldberger" in (run / "ATTRIBUTION.txt").read_text()
     call = ["predict", run, run / "stays-test.parquet", "-o", tmp_path / "p.csv"]
     assert cli(*call).code == 0
@@ -204,10 +204,3 @@ def test_demo_data_are_small_and_attributed() -> None:
     text = (folder / "ATTRIBUTION.txt").read_text(encoding="utf-8")
     assert "Silva" in text
     assert "ODC-By" in text
-
-
-def test_last_values_stay_within_their_series() -> None:
-    nan = np.nan
-    values = [[[1.0, 5.0], [2.0, nan]], [[nan, 7.0]]]
-    series = IrregularSeries.from_arrays([[0.0, 1.0], [0.0]], values)
-    np.testing.assert_array_equal(last_values(series), [[2.0, 5.0], [nan, 7.0]])

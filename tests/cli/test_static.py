@@ -20,6 +20,7 @@ Call = Callable[..., Any]
 TINY = ["--dim=8", "--num-layers=1", "--num-heads=1", "--epochs=1", "--batch-size=16"]
 TINY += ["--accelerator=cpu", "--progress=none"]
 ILL = ["--task=classification", "--id=who", "--time=hour", "--features=a,b", "--target=ill"]
+ILL += ["--no-resonators"]
 
 
 @pytest.fixture(scope="module")

@@ -77,6 +77,8 @@ def test_settings_of_an_old_model_are_where_they_belong(tmp_path: Path) -> None:
     model = load(OLD / "classifier.safetensors")
     assert model.model_options == {"backbone_options": {"num_modes": 4}, "pool": ("last", "mean")}
     assert model.train_options == {"weight_decay": 0.05, "label_smoothing": 0.1}
+    assert not model.resonators  # which there were not then
+    assert (model.resonator_, model.network_weight_) == (None, 1.0)
     again = load(model.save(tmp_path / "again"))
     assert again.get_params() == model.get_params()
 
@@ -102,6 +104,7 @@ def test_old_run_goes_on_to_the_weights_of_one_that_was_not_stopped(
         random_state=0,
         run_dir=old_run(tmp_path),
         resume=True,
+        resonators=False,
     ).fit(series(24))
     assert model.n_iter_ == 4
     found = model.predict_proba(series(4, seed=1))

@@ -21,8 +21,13 @@ TINY: dict[str, Any] = {
 
 
 def make(kind: Any, **given: Any) -> Any:
-    """Return an estimator with settings where they belong: keywords, or options."""
+    """Return an estimator with settings where they belong: keywords, or options.
+
+    A network stands alone unless `resonators=True`: most tests are about it, and soon done.
+    """
     known = estimator_settings(kind.task)
+    if "resonators" in known:
+        given.setdefault("resonators", False)
     settings = {name: value for name, value in given.items() if name in known}
     others = {name: value for name, value in given.items() if name not in known}
     return kind(**others, **estimator_arguments(kind.task, settings))

@@ -18,12 +18,14 @@ TOY_SIZES: dict[str, dict[str, Any]] = {
     "04_fill_gaps.py": {"num_days": 16, "num_test": 4, "max_epochs": 1, "dim": 8},
     "05_stream_observations.py": {"steps": 2, "batch_size": 4, "num_test": 2, "dim": 8},
     "06_next_event.py": {"num_train": 8, "num_test": 2, "max_epochs": 1, "dim": 8},
+    "07_resonators.py": {"num_train": 24, "num_test": 12},
 }
 WITH_PICTURE = (
     "01_irregular_signal.py",
     "03_forecast_quantiles.py",
     "04_fill_gaps.py",
     "06_next_event.py",
+    "07_resonators.py",
 )
 
 

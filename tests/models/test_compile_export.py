@@ -47,8 +47,9 @@ def test_export_gives_the_same_states_for_any_batch_size(query):
         assert relative_error(program.module()(*args), model(*args)) < 1e-5
 
 
-def test_export_gives_the_whole_encoded_dataclass():
-    model = OsciFormer(FEATURES, dim=16, num_heads=2, num_layers=1).eval()
+@pytest.mark.parametrize("kind", ["attention", "resonator"])
+def test_export_gives_the_whole_encoded_dataclass(kind):
+    model = OsciFormer(FEATURES, dim=16, num_heads=2, blocks=(kind,)).eval()
     program = torch.export.export(model, sample(3))
     encoded = program.module()(*sample(3))
     assert relative_error(encoded.states, model(*sample(3)).states) < 1e-5

@@ -118,8 +118,8 @@ def _judge_events(model: predict.Model, table: Path) -> _Judged:
 
 def _judge_labels(model: predict.Model, data: Any, labels: np.ndarray | None) -> _Judged:
     """Score predictions of classes or values; the data have the labels if none are given."""
-    from osciformer.estimators.series import labels_of
-    from osciformer.estimators.supervised import encode_classes
+    from osciformer.data.inputs import labels_of
+    from osciformer.estimators.labels import encode_classes
 
     truth, estimator = np.asarray(labels_of(data) if labels is None else labels), model.estimator
     predict_part = estimator.predict if model.task == "regression" else estimator.predict_proba

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
 import shutil
 import sys
@@ -20,6 +19,7 @@ from typer import Argument, Option
 from osciformer import __version__, config
 from osciformer._files import write_json, write_text
 from osciformer._optional import version_of
+from osciformer._processes import is_first_process
 from osciformer.cli import pictures, tables
 from osciformer.cli import settings as flags
 from osciformer.cli.errors import INTERRUPTED, CommandError, Misuse
@@ -46,6 +46,9 @@ def fit(
 
     For example: osciformer fit stays.parquet --task classification --id record_id --time minute
     --target in_hospital_death -o run/
+
+    With --model resonator, classification and regression are a matter of seconds on a CPU; of the
+    settings below it has those of the table, --linear-head, --families, --class-weight and --seed.
     """
     verbose = verbosity(progress)
     before = flags.read_config(output) if resume else {}
@@ -57,6 +60,9 @@ def fit(
     paths = {name: Path(given[name]).absolute() for name in _PATHS if given.get(name) is not None}
     given |= {name: str(path) for name, path in paths.items()}
     task = flags.check_task(given)
+    is_network = flags.model_of(given) == "osciformer"
+    if resume and not is_network:
+        raise Misuse("--resume goes on with the training of a network; a resonator model has none")
     if "table" not in paths:
         if resume:
             raise Misuse(f"there is no run to resume in {output}; give the table to train on")
@@ -65,7 +71,8 @@ def fit(
         refuse_occupied(output, is_overwriting=overwrite)
     tables.refuse_absent(*paths.values())
     job = _read_events(given) if task == "events" else _read_series(given, task)
-    estimator = make_estimator(given, job, run_dir=output, resume=resume, verbose=verbose)
+    of_run: dict[str, Any] = {"run_dir": output, "resume": resume} if is_network else {}
+    estimator = make_estimator(given, job, verbose=verbose, **of_run)
     metrics = train(estimator, job, given, output, is_resuming=resume)
     if is_first_process():
         if task == "events":
@@ -145,8 +152,10 @@ def make_estimator(given: Mapping[str, Any], job: Job, **others: Any) -> Any:
     from osciformer.estimators.base import ESTIMATORS
 
     chosen = {"seed": SETTINGS["seed"].default, **given, **job.settings}
-    arguments = config.estimator_arguments(given["task"], chosen)
-    kind: Any = next(kind for kind in ESTIMATORS.values() if kind.task == given["task"])
+    task, model = given["task"], flags.model_of(given)
+    arguments = config.estimator_arguments(task, chosen, model)
+    kinds = ESTIMATORS.values()
+    kind: Any = next(kind for kind in kinds if (kind.task, kind.model) == (task, model))
     return kind(**arguments, layout=job.layout, **others)
 
 
@@ -176,7 +185,8 @@ def train(
     given = {"task": settings["task"], "seed": SETTINGS["seed"].default, **settings}
     with open_run(run, given, job.facts, is_resuming=is_resuming):
         try:
-            estimator.fit(job.data, job.labels, validation_data=job.validation)
+            watched = {} if job.validation is None else {"validation_data": job.validation}
+            estimator.fit(job.data, job.labels, **watched)
         except TrainingInterrupted as interruption:
             if interruption.checkpoint is None or not is_first_process():
                 _say(
@@ -197,12 +207,19 @@ def train(
 
 
 def _write_result(estimator: Any, path: Path, *, is_finished: bool) -> dict[str, Any]:
-    history, best = estimator.history_, estimator.history_[estimator.best_epoch_]
-    watched = [name for name in best if name.startswith("val_")]
-    metrics: dict[str, Any] = {"is_finished": is_finished, "num_epochs": len(history)}
-    metrics |= {"best_epoch": estimator.best_epoch_, "seconds": sum(r["seconds"] for r in history)}
-    metrics["train_loss"] = best["train_loss"]
-    metrics["validation"] = {name.removeprefix("val_"): best[name] for name in watched}
+    metrics: dict[str, Any] = {"is_finished": is_finished}
+    if hasattr(estimator, "left_out_scores_"):
+        scores = estimator.left_out_scores_
+        metrics |= {"seconds": estimator.fit_seconds_, "validation": scores}
+    else:
+        history, best = estimator.history_, estimator.history_[estimator.best_epoch_]
+        watched = [name for name in best if name.startswith("val_")]
+        metrics |= {"num_epochs": len(history), "best_epoch": estimator.best_epoch_}
+        metrics |= {"seconds": sum(r["seconds"] for r in history), "train_loss": best["train_loss"]}
+        metrics["validation"] = {name.removeprefix("val_"): best[name] for name in watched}
+    if getattr(estimator, "resonator_", None) is not None:
+        weight = estimator.network_weight_
+        metrics["blend_weights"] = {"network": weight, "resonators": 1.0 - weight}
     if hasattr(estimator, "blend_weights_"):
         metrics["blend_weights"] = estimator.blend_weights_
     if is_first_process():
@@ -213,8 +230,11 @@ def _write_result(estimator: Any, path: Path, *, is_finished: bool) -> dict[str,
 
 def _print_validation(metrics: Mapping[str, Any], path: Path) -> None:
     scores = metrics["validation"] or {"train_loss": metrics["train_loss"]}
+    title = "Validation, each series by a model of the others"
+    if "best_epoch" in metrics:
+        title = f"Validation, epoch {metrics['best_epoch'] + 1} of {metrics['num_epochs']}"
     tables.print_table(
-        f"Validation, epoch {metrics['best_epoch'] + 1} of {metrics['num_epochs']}",
+        title,
         ("metric", "value"),
         [(name, f"{value:.4f}") for name, value in scores.items()],
     )
@@ -223,13 +243,6 @@ def _print_validation(metrics: Mapping[str, Any], path: Path) -> None:
         listed = ", ".join(f"{name} {weight:.3f}" for name, weight in weights.items())
         typer.echo(f"blended since, by the weights {listed}; the scores are those of the network")
     typer.echo(f"run folder: {path} ({metrics['seconds']:.0f} s of training)")
-
-
-def is_first_process() -> bool:
-    """Return whether this process writes and prints, of those that train together."""
-    if "RANK" in os.environ:
-        return os.environ["RANK"] == "0"
-    return all(os.environ.get(name, "0") == "0" for name in ("LOCAL_RANK", "NODE_RANK"))
 
 
 def find_versions() -> dict[str, str]:

@@ -15,12 +15,12 @@ from osciformer import config
 from osciformer._optional import need
 from osciformer._text import did_you_mean
 from osciformer.cli.errors import CommandError, Misuse
-from osciformer.config import TASKS, Setting
+from osciformer.config import MODELS, TASKS, Setting
 
 CONFIG = "config.yaml"
 SETTINGS: Mapping[str, Setting] = {
-    # An unknown task is refused by `check_task`, which knows near names.
-    item.name: replace(item, choices=()) if item.name == "task" else item
+    # An unknown task or model is refused by `check_task`, which knows near names.
+    item.name: replace(item, choices=()) if item.name in ("task", "model") else item
     for item in config.settings()
 }
 # Their defaults were others once; what a run had that was not given them, its checkpoint tells.
@@ -144,7 +144,19 @@ def check_task(given: Mapping[str, Any]) -> str:
         if task not in setting.tasks:
             tasks = " and ".join(setting.tasks)
             raise Misuse(f"{setting.flag} is a setting of {tasks}; the task is {task}")
+    model = model_of(given)
+    if model not in MODELS:
+        raise Misuse(f"there is no model {model!r}; {near(model, MODELS)}")
+    for setting in (SETTINGS[name] for name in given):
+        if model not in setting.models:
+            models = " and ".join(setting.models)
+            raise Misuse(f"{setting.flag} is a setting of --model {models}; the model is {model}")
     return str(task)
+
+
+def model_of(given: Mapping[str, Any]) -> str:
+    """Return the name of the model."""
+    return str(given.get("model", SETTINGS["model"].default))
 
 
 def near(name: str, known: Mapping[str, Any] | tuple[str, ...]) -> str:

@@ -222,7 +222,7 @@ def parts_of(data: Any, size: int = CHUNK_SERIES) -> Iterator[Any]:
     from rich.console import Console
     from rich.progress import Progress
 
-    from osciformer.estimators.series import chunks
+    from osciformer.data.inputs import chunks
 
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:

@@ -3,6 +3,7 @@
 from osciformer.estimators.base import load, load_estimator
 from osciformer.estimators.events import NextEvents, OsciFormerEventPredictor
 from osciformer.estimators.forecasting import OsciFormerForecaster, OsciFormerImputer
+from osciformer.estimators.resonator import ResonatorClassifier, ResonatorRegressor
 from osciformer.estimators.supervised import OsciFormerClassifier, OsciFormerRegressor
 
 __all__ = [
@@ -12,6 +13,8 @@ __all__ = [
     "OsciFormerForecaster",
     "OsciFormerImputer",
     "OsciFormerRegressor",
+    "ResonatorClassifier",
+    "ResonatorRegressor",
     "load",
     "load_estimator",
 ]

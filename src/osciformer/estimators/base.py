@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeVar, dataclass_transform
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    NamedTuple,
+    NoReturn,
+    Self,
+    TypeVar,
+    dataclass_transform,
+)
 
 import numpy as np
 from torch import nn
 
 from osciformer._optional import need
 from osciformer._text import did_you_mean
-from osciformer._types import Int
+from osciformer._types import Int, Tensor
 from osciformer.config import (
     Auto,
     EstimatorConfig,
@@ -46,7 +55,7 @@ else:
     ClassifierMixin, RegressorMixin = _sklearn.ClassifierMixin, _sklearn.RegressorMixin
 
 #: Estimators by the names that their files have.
-ESTIMATORS: dict[str, type[TrainedEstimator]] = {}
+ESTIMATORS: dict[str, type[SavedEstimator]] = {}
 OPTIONS = ("model_options", "train_options")
 #: Series per step in prediction, and the most in training, if the batch size is left open.
 LARGEST_BATCH = 64
@@ -123,8 +132,93 @@ def estimator(cls: _Class) -> _Class:
     return cls
 
 
+class SavedEstimator(BaseEstimator):
+    """What every estimator of this package has: keywords with near names, and files."""
+
+    task: ClassVar[str]
+    model: ClassVar[str] = "osciformer"  #: Its name in `osciformer fit --model`.
+    _fitted_attribute: ClassVar[str] = "model_"
+
+    @classmethod
+    def _move_deprecated(cls, given: dict[str, Any], *, is_strict: bool = True) -> dict[str, Any]:
+        """Return the arguments; an unknown one is an error with near names."""
+        names = {item.name for item in fields(cls)}  # type: ignore[arg-type]
+        for name in sorted(given.keys() - names):
+            _refuse_parameter(cls, name, names)
+        return given
+
+    def save(self, path: str | Path) -> Path:
+        """Write the fitted estimator to a file (safetensors and JSON) and return its path."""
+        self._check_fitted()
+        return save_model(path, self._content(), self._weights())
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Return the estimator that `save` wrote; nothing in the file is executed."""
+        saved = load_model(path)
+        kind = saved.content.get("estimator")
+        if kind != cls.__name__:
+            raise ModelFileError(
+                f"{path} holds {kind!r}, not {cls.__name__!r}; osciformer.load reads any of them"
+            )
+        return cls._from_file(path, saved)
+
+    @classmethod
+    def _from_file(cls, path: str | Path, saved: ModelFile) -> Self:
+        try:
+            return cls._from_content(saved.content, saved.weights)
+        except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
+            problem = f"{path} does not describe a usable {cls.__name__}: {error}"
+            raise ModelFileError(problem) from error
+
+    def _content(self) -> dict[str, Any]:
+        """Return what a file holds beside tensors."""
+        params = self.get_params(deep=False)
+        if not isinstance(params["random_state"], int | np.integer):
+            params["random_state"] = None
+        return {"estimator": type(self).__name__, "params": plain(params), **self._state()}
+
+    @classmethod
+    def _from_content(cls, content: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Self:
+        """Return the estimator that `_content` and `_weights` describe."""
+        result = cls(**cls._saved_params(content["params"]))
+        result._restore(content, weights)
+        return result
+
+    @classmethod
+    def _saved_params(cls, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the parameters of a file."""
+        found: dict[str, Any] = tuples(params)
+        return found
+
+    def _state(self) -> dict[str, Any]:
+        """Return what was learned, as plain values."""
+        raise NotImplementedError
+
+    def _weights(self) -> Mapping[str, Tensor]:
+        """Return what was learned, as tensors."""
+        raise NotImplementedError
+
+    def _restore(self, content: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
+        """Set what `_state`, which is a part of the content, and `_weights` returned."""
+        raise NotImplementedError
+
+    def _check_fitted(self) -> None:
+        need("sklearn.utils.validation", extra="train").check_is_fitted(
+            self,
+            self._fitted_attribute,
+            msg="this %(name)s is not fitted; call fit, or load one that was saved",
+        )
+
+
+def _refuse_parameter(cls: type, name: str, known: Iterable[str]) -> NoReturn:
+    names = sorted({item.name for item in fields(cls)})  # type: ignore[arg-type]
+    hint = did_you_mean(name, known) or f"it has {', '.join(names)}"
+    raise TypeError(f"{cls.__name__} has no parameter {name!r}; {hint}")
+
+
 @estimator
-class TrainedEstimator(BaseEstimator):
+class TrainedEstimator(SavedEstimator):
     """Keywords that all estimators have; the constructor stores them and does nothing else.
 
     `settings()` lists all settings with the values that hold;
@@ -164,7 +258,6 @@ class TrainedEstimator(BaseEstimator):
     model_options: Mapping[str, Any] | None = None
     train_options: Mapping[str, Any] | None = None
 
-    task: ClassVar[str]
     model_class: ClassVar[Any]
     config_class: ClassVar[Any]
 
@@ -217,52 +310,9 @@ class TrainedEstimator(BaseEstimator):
             elif not is_strict:
                 continue
             else:
-                hint = did_you_mean(name, [*names, *known]) or f"it has {', '.join(sorted(names))}"
-                raise TypeError(f"{cls.__name__} has no parameter {name!r}; {hint}")
+                _refuse_parameter(cls, name, [*names, *known])
             warnings.warn(advice, DeprecationWarning, stacklevel=3)
         return given
-
-    def save(self, path: str | Path) -> Path:
-        """Write the fitted estimator to a file (safetensors and JSON) and return its path."""
-        self._check_fitted()
-        params = self.get_params(deep=False)
-        if not isinstance(self.random_state, int | np.integer):
-            params["random_state"] = None
-        content = {
-            "estimator": type(self).__name__,
-            "params": plain(params),
-            "model": self.model_.config.to_dict(),
-            "history": self.history_,
-            "best_epoch": self.best_epoch_,
-            **self._state(),
-        }
-        return save_model(path, content, self.model_.state_dict())
-
-    @classmethod
-    def load(cls, path: str | Path) -> Self:
-        """Return the estimator that `save` wrote; nothing in the file is executed."""
-        saved = load_model(path)
-        kind = saved.content.get("estimator")
-        if kind != cls.__name__:
-            raise ModelFileError(
-                f"{path} holds {kind!r}, not {cls.__name__!r}; osciformer.load reads any of them"
-            )
-        return cls._from_file(path, saved)
-
-    @classmethod
-    def _from_file(cls, path: str | Path, saved: ModelFile) -> Self:
-        content = saved.content
-        try:
-            result = cls(**cls._saved_params(content["params"]))
-            with undisturbed_random_state():
-                model = cls._model_from_dict(content["model"])
-            model.load_state_dict(dict(saved.weights))
-            result._remember(model.eval(), content["history"], content["best_epoch"])
-            result._restore(content)
-        except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
-            problem = f"{path} does not describe a usable {cls.__name__}: {error}"
-            raise ModelFileError(problem) from error
-        return result
 
     @classmethod
     def _saved_params(cls, params: Mapping[str, Any]) -> dict[str, Any]:
@@ -282,17 +332,18 @@ class TrainedEstimator(BaseEstimator):
         return model
 
     def _state(self) -> dict[str, Any]:
-        """Return what was learned about data and `task`, as plain values."""
-        raise NotImplementedError
+        model = self.model_.config.to_dict()
+        return {"model": model, "history": self.history_, "best_epoch": self.best_epoch_}
 
-    def _restore(self, content: Mapping[str, Any]) -> None:
-        """Set what `_state` returned, which is a part of the content."""
-        raise NotImplementedError
+    def _weights(self) -> Mapping[str, Tensor]:
+        weights: Mapping[str, Tensor] = self.model_.state_dict()
+        return weights
 
-    def _check_fitted(self) -> None:
-        need("sklearn.utils.validation", extra="train").check_is_fitted(
-            self, "model_", msg="this %(name)s is not fitted; call fit, or load one that was saved"
-        )
+    def _restore(self, content: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
+        with undisturbed_random_state():
+            model = self._model_from_dict(content["model"])
+        model.load_state_dict(dict(weights))
+        self._remember(model.eval(), content["history"], content["best_epoch"])
 
     def _start(self) -> int:
         """Refuse bad settings, and return the seed; called once, at the start of `fit`."""
@@ -329,9 +380,10 @@ class TrainedEstimator(BaseEstimator):
         """Train, and remember the result, even if Ctrl-C ends training early."""
         folder = self.run_dir
         can_resume = self.resume and folder is not None and (Path(folder) / CHECKPOINT).is_file()
-        settings = self.settings()
+        settings, known = self.settings(), estimator_settings(self.task)
         of_training = {*_of(TrainConfig, settings), "random_state"}
-        others = {name: plain(settings[name]) for name in settings if name not in of_training}
+        decisive = [n for n in settings if n not in of_training and not known[n].is_free]
+        others = {name: plain(settings[name]) for name in decisive}
         paths: dict[str, Any] = {"run_dir": folder, "resume": folder if can_resume else None}
         try:
             result = fit(model, task, train, validation, config, settings=others, **paths)
@@ -358,7 +410,7 @@ def _of(config: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if name in names}
 
 
-def load(path: str | Path) -> TrainedEstimator:
+def load(path: str | Path) -> SavedEstimator:
     """Return the estimator in a file, whichever it is; nothing in the file is executed.
 
     Raises:

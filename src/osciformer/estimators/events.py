@@ -13,13 +13,13 @@ from torch import nn
 
 from osciformer._optional import need
 from osciformer._text import check_choice, name_some
-from osciformer._types import Float
+from osciformer._types import Float, Tensor
 from osciformer.config import EventModelConfig
+from osciformer.data.inputs import is_table, split_pairs
 from osciformer.data.ragged import offsets_of
 from osciformer.data.series import TimeAxis
 from osciformer.estimators.base import TrainedEstimator, draw_seed, estimator, split
 from osciformer.estimators.queries import flatten_times, is_list_of_times
-from osciformer.estimators.series import is_table, split_pairs
 from osciformer.events import (
     Calibration,
     EventScores,
@@ -415,13 +415,15 @@ class OsciFormerEventPredictor(TrainedEstimator):
 
     def _state(self) -> dict[str, Any]:
         return {
+            **super()._state(),
             "type_names": list(self.type_names_),
             "time_axis": self.time_axis_.to_dict(),
             "time_unit": self.time_unit_,
             "task": {"horizon": self.horizon_},
         }
 
-    def _restore(self, content: Mapping[str, Any]) -> None:
+    def _restore(self, content: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
+        super()._restore(content, weights)
         self.type_names_ = tuple(map(str, content["type_names"]))
         self.time_axis_ = TimeAxis.from_dict(content["time_axis"])
         self.time_unit_ = str(content["time_unit"])

@@ -9,13 +9,14 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from osciformer._advice import Mention, advise
-from osciformer._types import Float, Int
+from osciformer._types import Float, Int, Tensor
 from osciformer.config import QueryModelConfig, estimator_defaults
+from osciformer.data.inputs import SeriesData, chunks
 from osciformer.data.ragged import series_of_rows
 from osciformer.data.series import IrregularSeries, concatenate
 from osciformer.estimators import queries
 from osciformer.estimators.base import TransformerMixin, estimator
-from osciformer.estimators.series import SeriesData, SeriesEstimator, chunks
+from osciformer.estimators.series import SeriesEstimator
 from osciformer.models import QueryModel
 from osciformer.train.sources import Draw, SeriesSource
 from osciformer.train.tasks import Quantiles, Task
@@ -165,8 +166,8 @@ class QueryEstimator(SeriesEstimator):
     def _state(self) -> dict[str, Any]:
         return {**super()._state(), "task": {"targets": list(self.target_names_)}}
 
-    def _restore(self, content: Mapping[str, Any]) -> None:
-        super()._restore(content)
+    def _restore(self, content: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
+        super()._restore(content, weights)
         self._set_columns()
 
 
@@ -259,8 +260,8 @@ class OsciFormerForecaster(QueryEstimator):
         state = super()._state()
         return {**state, "task": {**state["task"], "horizon": self.horizon_}}
 
-    def _restore(self, content: Mapping[str, Any]) -> None:
-        super()._restore(content)
+    def _restore(self, content: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
+        super()._restore(content, weights)
         self.horizon_ = float(content["task"]["horizon"])
 
 

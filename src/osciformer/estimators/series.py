@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 import torch
 from torch import nn
 
-from osciformer._text import name_some
-from osciformer._types import Float, Int, Tensor
+from osciformer._types import Int, Tensor
 from osciformer.config import TaskConfig
 from osciformer.data.batches import Batch, collate
+from osciformer.data.inputs import (
+    SeriesData,
+    as_series,
+    check_same_columns,
+    check_weight,
+    chunks,
+)
 from osciformer.data.parquet_series import ParquetSeries
 from osciformer.data.series import IrregularSeries, TimeAxis, concatenate
-from osciformer.data.tables import Layout, as_table, from_frame
+from osciformer.data.tables import Layout
 from osciformer.data.transforms import SeriesTransform
 from osciformer.estimators.base import TrainedEstimator, estimator, split
 from osciformer.train.fitting import choose_device, predict, undisturbed_random_state
 from osciformer.train.sources import Draw, SeriesSource, StreamSource
 from osciformer.train.tasks import Task
 
-SeriesData = IrregularSeries | ParquetSeries
 # Series from which the time scale is learned.
 SAMPLE_SIZE = 1000
 
@@ -40,96 +46,11 @@ class Numbered(NamedTuple):
         return Numbered(chosen, None if numbers is None else numbers[index])
 
 
-def chunks(data: SeriesData) -> Iterator[IrregularSeries]:
-    """Yield the series, in order, a bounded part at a time if they are on disk."""
-    yield from data.chunks() if isinstance(data, ParquetSeries) else (data,)
+class Held(NamedTuple):
+    """Series that a network is validated with: their positions among all, or other series."""
 
-
-def labels_of(data: SeriesData) -> np.ndarray | None:
-    """Return the labels that the data themselves have, or None."""
-    if isinstance(data, ParquetSeries):
-        return data.labels() if data.layout.labels else None
-    return data.labels
-
-
-def as_series(
-    X: Any,
-    layout: Layout | Mapping[str, Any] | None = None,
-    feature_names: Sequence[str] | None = None,
-) -> SeriesData:
-    """Return X, also a data frame or a list of `(times [N], values [N, F])`, as series."""
-    if isinstance(X, IrregularSeries | ParquetSeries):
-        found: SeriesData = X
-    elif isinstance(X, list | tuple):
-        times, values = split_pairs(X, "values", "series")
-        found = IrregularSeries.from_arrays(times, values, empty="keep")
-    elif is_table(X):
-        if layout is None:
-            raise ValueError(
-                "a data frame needs a layout that names its columns, such as "
-                "layout=dict(id='patient', time='hour', label='outcome')"
-            )
-        columns = layout if isinstance(layout, Layout) else Layout(**layout)
-        table = as_table(X)
-        if not set(columns.labels) <= set(table.column_names):
-            columns = columns.replace(label=None)
-        if feature_names is not None:
-            columns = columns.replace(values=tuple(feature_names))
-        found = from_frame(table, columns)
-    else:
-        raise TypeError(
-            "X must be an IrregularSeries, a ParquetSeries, a data frame with a layout, or a list "
-            f"of (times, values) pairs; got {type(X).__name__}. A padded array can be read with "
-            "osciformer.data.IrregularSeries.from_padded"
-        )
-    if len(found) == 0:
-        raise ValueError("X holds no series; pass at least one")
-    return found
-
-
-def is_table(X: Any) -> bool:
-    """Return whether X is a data frame, an Arrow table, or a mapping of columns."""
-    return hasattr(X, "columns") or hasattr(X, "__arrow_c_stream__") or isinstance(X, Mapping)
-
-
-def split_pairs(pairs: Sequence[Any], second: str, what: str) -> tuple[list[Any], list[Any]]:
-    """Return the parts of a list of pairs `(times, second)`."""
-    if len(pairs) == 0:
-        raise ValueError(f"X holds no {what}; pass at least one")
-    for number, pair in enumerate(pairs):
-        if not isinstance(pair, list | tuple) or len(pair) != 2:
-            kind = type(pair).__name__
-            raise TypeError(f"X must be a list of (times, {second}) pairs; item {number} is {kind}")
-    return [first for first, _ in pairs], [last for _, last in pairs]
-
-
-def _check_same_names(what: str, wanted: list[str], got: list[str]) -> None:
-    """Refuse features that are not those of training, in the same order."""
-    if wanted == got:
-        return
-    absent = [name for name in wanted if name not in got]
-    extra = [name for name in got if name not in wanted]
-    problems = [f"{name_some(absent)} are missing"] if absent else []
-    problems += [f"{name_some(extra)} were not there in fit"] if extra else []
-    problems = problems or [f"they come in another order, {name_some(got)}"]
-    raise ValueError(
-        f"the model was fitted with {len(wanted)} {what}, {name_some(wanted)}; in X "
-        f"{' and '.join(problems)}. Pass the same {what} in the same order; NaN stands for a "
-        "missing value"
-    )
-
-
-def check_weight(sample_weight: Any, count: int) -> Float[np.ndarray, "n"] | None:
-    """Return sample weights as float32 [n]."""
-    if sample_weight is None:
-        return None
-    weight = np.asarray(sample_weight, dtype=np.float32)
-    if weight.shape != (count,):
-        shape = list(weight.shape)
-        raise ValueError(f"sample_weight must be [{count}], one per series; got {shape}")
-    if not (np.isfinite(weight) & (weight >= 0)).all() or weight.sum() == 0:
-        raise ValueError("sample_weight must be finite, not negative, and not all zero")
-    return weight
+    places: Int[np.ndarray, "m"]
+    others: Numbered | None = None
 
 
 def _learn_scales(
@@ -194,12 +115,12 @@ class SeriesEstimator(TrainedEstimator):
         first = next(chunks(data))
         self._remember_columns(first.feature_names, first.static_names, first.time_axis)
         seed = self._start()
-        whole, validation = Numbered(data, self._learn(data, y)), None
+        whole, validation, others = Numbered(data, self._learn(data, y)), None, None
         if validation_data is not None:
             is_pair = isinstance(validation_data, tuple) and len(validation_data) == 2
             other_X, other_y = validation_data if is_pair else (validation_data, None)
             other = self._with_same_columns(other_X)
-            validation = Numbered(other, self._numbers(other, other_y))
+            validation = others = Numbered(other, self._numbers(other, other_y))
         fraction = 0.0 if validation is not None else self.validation_fraction
         generator = np.random.default_rng(seed)
         index, rest = split(self._strata(whole), fraction, generator)
@@ -225,8 +146,16 @@ class SeriesEstimator(TrainedEstimator):
         watched = None
         if validation is not None:
             watched = self._source(validation, shuffle=False, **shared)
-        self._train(model, task, source, watched, config)
+        with self._accompanied(whole, weight, Held(rest, others), seed):
+            self._train(model, task, source, watched, config)
         return self
+
+    @contextmanager
+    def _accompanied(
+        self, whole: Numbered, weight: np.ndarray | None, held: Held, seed: int
+    ) -> Iterator[None]:
+        """Do what belongs to a fit before and after training."""
+        yield
 
     def _learn(self, data: SeriesData, y: Any) -> np.ndarray | None:
         """Learn classes, scales of targets or columns of training data; return their numbers."""
@@ -250,13 +179,15 @@ class SeriesEstimator(TrainedEstimator):
 
     def _state(self) -> dict[str, Any]:
         return {
+            **super()._state(),
             "transform": self.transform_.to_dict(),
             "feature_names": list(map(str, self.feature_names_in_)),
             "static_names": list(self.static_names_in_),
             "time_axis": self.time_axis_.to_dict(),
         }
 
-    def _restore(self, content: Mapping[str, Any]) -> None:
+    def _restore(self, content: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
+        super()._restore(content, weights)
         axis = TimeAxis.from_dict(content["time_axis"])
         self._remember_columns(content["feature_names"], content["static_names"], axis)
         self.transform_ = SeriesTransform.from_dict(content["transform"])
@@ -275,16 +206,7 @@ class SeriesEstimator(TrainedEstimator):
     def _with_same_columns(self, X: Any) -> SeriesData:
         features = list(map(str, self.feature_names_in_))
         data = as_series(X, self.layout, features)
-        first = next(chunks(data))
-        _check_same_names("features", features, list(first.feature_names))
-        _check_same_names("static features", list(self.static_names_in_), list(first.static_names))
-        wanted, got = self.time_axis_, first.time_axis
-        if (wanted.kind, wanted.unit, wanted.origin) != (got.kind, got.unit, got.origin):
-            raise ValueError(
-                f"the model was fitted with times of kind {wanted.kind!r}, unit {wanted.unit!r} "
-                f"and origin {wanted.origin!r}; X has {got.kind!r}, {got.unit!r} and "
-                f"{got.origin!r}. Read X with the same layout as in fit"
-            )
+        check_same_columns(data, features, self.static_names_in_, self.time_axis_)
         return data
 
     def _source(self, part: Numbered, **settings: Any) -> SeriesSource | StreamSource:

@@ -2,46 +2,73 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
-import torch
 
-from osciformer._advice import Mention, advise
-from osciformer._optional import need
-from osciformer._text import name_some
-from osciformer._types import Float, Int
+from osciformer._processes import is_first_process
+from osciformer._types import Float, Tensor
 from osciformer.config import SERIES_BACKBONE_DEFAULTS, SeriesModelConfig, estimator_defaults
-from osciformer.data.ragged import as_plain_array
-from osciformer.estimators.base import ClassifierMixin, RegressorMixin, estimator
-from osciformer.estimators.series import (
-    Numbered,
-    SeriesData,
-    SeriesEstimator,
-    check_weight,
-    chunks,
-    labels_of,
+from osciformer.data.inputs import SeriesData, chunks
+from osciformer.estimators.base import estimator
+from osciformer.estimators.joining import (
+    class_log_likelihood,
+    mix,
+    target_log_likelihood,
+    weigh_network,
 )
+from osciformer.estimators.labels import (
+    SeriesClassifier,
+    SeriesRegressor,
+    read_labels,
+    weigh_classes,
+)
+from osciformer.estimators.resonator import (
+    ResonatorClassifier,
+    ResonatorEstimator,
+    ResonatorRegressor,
+)
+from osciformer.estimators.series import Held, Numbered, SeriesEstimator
 from osciformer.models import SeriesModel
+from osciformer.resonators.linear import LeftOut
+from osciformer.train.fitting import TrainingInterrupted
 from osciformer.train.tasks import Classification, Regression, Task
 
 # Fewer of the rarer class than this, and AUROC is too noisy to pick an epoch by.
 FEWEST_FOR_AUROC = 10
 _DEFAULTS = estimator_defaults("classification")
+_RESONATOR = "resonator/"  # before the names of its tensors in a file
 
 
 @estimator
 class SupervisedEstimator(SeriesEstimator):
     """Estimators that map a whole series to a class or to numbers.
 
+    A network, and beside it a `ResonatorClassifier` or `ResonatorRegressor`, fitted in seconds to
+    all training series; outputs (log-probabilities, or targets) are a weighted mean of both. The
+    network's weight is its posterior mean given the validation series, by a prior of which three
+    quarters are on 0, so that few of them leave it near the resonators and many find the best
+    mixture. What resonators say of a validation series of X is what the model of all the others
+    says. Without any the weight is that of the prior, 0.14.
+
     Args:
+        resonators: Whether to fit them; False is the network alone, of the same bits.
         model_options: Further settings of the model, by name, besides those of `SeriesEstimator`:
             `pool`, `skip` and `statistics`, see `SeriesModelConfig`. For the backbone `osciformer`,
             `backbone_options` start from `SERIES_BACKBONE_DEFAULTS` unless they hold a preset.
+
+    Attributes:
+        model_: The network.
+        resonator_: The fitted `ResonatorClassifier` or `ResonatorRegressor`, or None.
+        network_weight_: Weight of the network, from 0 to 1; the rest is that of the resonators.
     """
 
+    resonators: bool = _DEFAULTS["resonators"]
     dim: int = _DEFAULTS["dim"]
     num_heads: int = _DEFAULTS["num_heads"]
     dropout: float = _DEFAULTS["dropout"]
@@ -49,6 +76,12 @@ class SupervisedEstimator(SeriesEstimator):
 
     model_class: ClassVar[Any] = SeriesModel
     config_class: ClassVar[Any] = SeriesModelConfig
+    resonator_class: ClassVar[Any]
+
+    # `SeriesClassifier` and `SeriesRegressor` have them.
+    _encode: ClassVar[Callable[..., np.ndarray]]
+    _task_state: ClassVar[Callable[..., dict[str, Any]]]
+    _restore_task: ClassVar[Callable[..., None]]
 
     def _model_config(self, **of_data: Any) -> Any:
         config = super()._model_config(output_dim=self._output_dim, **of_data)
@@ -59,32 +92,103 @@ class SupervisedEstimator(SeriesEstimator):
         return config
 
     def _numbers(self, data: SeriesData, y: Any) -> np.ndarray:
-        return self._encode(self._labels(data, y))
+        found: np.ndarray = self._encode(read_labels(data, y))
+        return found
 
-    def _labels(self, data: SeriesData, y: Any) -> np.ndarray:
-        """Return y, or the labels that the data have: one per series, and none missing."""
-        y = labels_of(data) if y is None else y
-        if y is None:
-            raise ValueError(
-                "y is not given and X has no labels; pass y, or X with labels (label='...' in the "
-                "layout of a table)"
-            )
-        values = y.to_numpy() if hasattr(y, "to_numpy") else np.asarray(y)
-        if values.dtype.kind == "O":
-            _refuse_missing(np.array([item is None or item != item for item in values.ravel()]))
-            values = np.asarray(values.tolist())
-        labels = as_plain_array("y", values)
-        if labels.ndim == 2 and labels.shape[1] == 1:
-            labels = labels[:, 0]
-        if labels.ndim not in (1, 2) or len(labels) != len(data):
-            shape = list(labels.shape)
-            raise ValueError(f"y must have {len(data)} entries, one per series; got shape {shape}")
-        if labels.dtype.kind == "f":
-            _refuse_missing(~np.isfinite(labels.reshape(len(data), -1)).all(axis=1))
-        return labels
+    @contextmanager
+    def _accompanied(
+        self, whole: Numbered, weight: np.ndarray | None, held: Held, seed: int
+    ) -> Iterator[None]:
+        """Fit the resonators before training, and weigh the network after it, or after Ctrl-C."""
+        self.resonator_: Any = None
+        self.network_weight_ = 1.0
+        if not self.resonators:
+            yield
+            return
+        verbose = self.verbose if is_first_process() else 0
+        resonator = self._make_resonator(random_state=seed, verbose=verbose)
+        resonator._restore_task(self._task_state())
+        assert whole.numbers is not None
+        left_out = resonator._fit(whole.data, whole.numbers, weight)
+        try:
+            yield
+        except TrainingInterrupted:
+            self._join(resonator, left_out, whole, weight, held)
+            raise
+        self._join(resonator, left_out, whole, weight, held)
+
+    def _join(
+        self,
+        resonator: ResonatorEstimator,
+        left_out: LeftOut,
+        whole: Numbered,
+        weight: np.ndarray | None,
+        held: Held,
+    ) -> None:
+        """Weigh the network by the validation series, and remember both."""
+        weight = np.ones(len(whole.data)) if weight is None else weight
+        if held.others is not None:
+            series, outputs = held.others, resonator._outputs(held.others.data)
+            weight = np.ones(len(outputs))
+        else:
+            # Of very many series a sample alone is left out in turn.
+            places = np.intersect1d(held.places, left_out.places)
+            outputs = left_out.outputs[np.searchsorted(left_out.places, places)]
+            series, weight = whole.part(places), weight[places]
+        network = self._network_outputs(series.data) if len(outputs) else outputs
+        likelihood = self._likelihood(series.numbers, whole.numbers, weight)
+        self.network_weight_ = weigh_network(network, outputs, likelihood)
+        self.resonator_ = resonator
+        if resonator.verbose:
+            weights = f"network {self.network_weight_:.2f}, resonators "
+            weights += f"{1.0 - self.network_weight_:.2f}, by {len(outputs)} validation series"
+            print(f"joined with the weights {weights}", file=sys.stderr, flush=True)
+
+    def _make_resonator(self, **settings: Any) -> ResonatorEstimator:
+        raise NotImplementedError
+
+    def _likelihood(self, numbers: Any, of_all: Any, weight: Float[np.ndarray, "n"]) -> Any:
+        """Return what gives the log-likelihood of weighted numbers for outputs [n, O]."""
+        raise NotImplementedError
+
+    @classmethod
+    def _saved_params(cls, params: Mapping[str, Any]) -> dict[str, Any]:
+        # Older versions had networks alone.
+        return {"resonators": False, **super()._saved_params(params)}
+
+    def _state(self) -> dict[str, Any]:
+        state = {**super()._state(), "task": self._task_state()}
+        if self.resonator_ is None:
+            return state
+        joined = {"resonator": self.resonator_._content(), "network_weight": self.network_weight_}
+        return {**state, **joined}
+
+    def _weights(self) -> Mapping[str, Tensor]:
+        if self.resonator_ is None:
+            return super()._weights()
+        other = self.resonator_._weights()
+        return {**super()._weights(), **{_RESONATOR + name: x for name, x in other.items()}}
+
+    def _restore(self, content: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
+        own = {name: x for name, x in weights.items() if not name.startswith(_RESONATOR)}
+        super()._restore(content, own)
+        self._restore_task(content["task"])
+        self.resonator_, self.network_weight_ = None, content.get("network_weight", 1.0)
+        if "resonator" in content:
+            other = {n.removeprefix(_RESONATOR): x for n, x in weights.items() if n not in own}
+            self.resonator_ = self.resonator_class._from_content(content["resonator"], other)
 
     def _outputs(self, data: SeriesData) -> Float[np.ndarray, "n O"]:
-        """Return what the model says about each series."""
+        """Return what both say about each series, or one of them if the other has no weight."""
+        if self.resonator_ is None or self.network_weight_ == 1.0:
+            return self._network_outputs(data)
+        found: np.ndarray = self.resonator_._outputs(data)
+        if self.network_weight_ == 0.0:
+            return found
+        return mix(self._network_outputs(data), found, self.network_weight_)
+
+    def _network_outputs(self, data: SeriesData) -> Float[np.ndarray, "n O"]:
+        """Return what the network says about each series."""
         parts = []
         for chunk in chunks(data):
             settings = {"batch_size": self._prediction_batch, "shuffle": False}
@@ -97,7 +201,7 @@ class SupervisedEstimator(SeriesEstimator):
 
 
 @estimator
-class OsciFormerClassifier(ClassifierMixin, SupervisedEstimator):
+class OsciFormerClassifier(SeriesClassifier, SupervisedEstimator):
     """Classifier of irregularly sampled series, in scikit-learn's manner.
 
     X is an `IrregularSeries`, a `ParquetSeries` (read from disk in each epoch), a data frame with a
@@ -126,79 +230,38 @@ class OsciFormerClassifier(ClassifierMixin, SupervisedEstimator):
     class_weight: str | Mapping[Any, float] | None = None
 
     task: ClassVar[str] = "classification"
+    resonator_class: ClassVar[Any] = ResonatorClassifier
+    _regressor: ClassVar[str] = "OsciFormerRegressor"
 
     @property
     def _output_dim(self) -> int:
         return len(self.classes_)
 
-    def _learn(self, data: SeriesData, y: Any) -> np.ndarray:
-        labels = self._labels(data, y)
-        if labels.ndim != 1:
-            shape = list(labels.shape)
-            raise ValueError(f"a classifier takes one label per series; got y of shape {shape}")
-        if labels.dtype.kind == "f" and (labels != np.round(labels)).any():
-            raise advise(
-                ValueError,
-                "y looks like a real target, not a class: it holds "
-                f"{labels[labels % 1 != 0][0]!s}. Use ",
-                Mention("task", "regression", "OsciFormerRegressor"),
-                ", or turn y into classes",
-            )
-        self.classes_, numbers = np.unique(labels, return_inverse=True)
-        if len(self.classes_) < 2:
-            only = self.classes_[0]
-            raise ValueError(f"y has one class only, {only!r}; a classifier needs at least two")
-        return numbers
-
-    def _encode(self, labels: np.ndarray) -> np.ndarray:
-        return encode_classes(labels, self.classes_)
-
     def _strata(self, whole: Numbered) -> Any:
         return whole.numbers
+
+    def _make_resonator(self, **settings: Any) -> ResonatorEstimator:
+        return ResonatorClassifier(class_weight=self.class_weight, **settings)
+
+    def _likelihood(self, numbers: Any, of_all: Any, weight: Float[np.ndarray, "n"]) -> Any:
+        by_class = weigh_classes(self.class_weight, self.classes_, of_all)
+        if by_class is not None:
+            weight = weight * np.array(by_class)[numbers]
+        return partial(class_log_likelihood, classes=numbers, weight=weight)
 
     def _make_task(self, numbers: Any, watched: Any) -> Task:
         counts = np.bincount(() if watched is None else watched, minlength=len(self.classes_))
         is_ranked = len(counts) == 2 and counts.min() >= FEWEST_FOR_AUROC
         return Classification(
             num_classes=len(self.classes_),
-            class_weight=_weigh_classes(self.class_weight, self.classes_, numbers),
+            class_weight=weigh_classes(self.class_weight, self.classes_, numbers),
             label_smoothing=self.settings()["label_smoothing"],
             monitor="auroc" if is_ranked else "loss",
         )
 
-    def predict_proba(self, X: Any) -> Float[np.ndarray, "n C"]:
-        """Return the probability of each class, in the order of `classes_`."""
-        return np.exp(self.predict_log_proba(X))
-
-    def predict_log_proba(self, X: Any) -> Float[np.ndarray, "n C"]:
-        """Return the logarithms of the probabilities."""
-        logits = torch.from_numpy(self._outputs(self._validate(X))).double()
-        return logits.log_softmax(dim=1).numpy()
-
-    def predict(self, X: Any) -> np.ndarray:
-        """Return the most probable class of each series."""
-        best = self._outputs(self._validate(X)).argmax(axis=1)
-        found: np.ndarray = self.classes_[best]
-        return found
-
-    def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
-        """Return the accuracy; `y` are the labels of X if not given."""
-        data = self._validate(X)
-        is_right = self._outputs(data).argmax(axis=1) == self._encode(self._labels(data, y))
-        return float(np.average(is_right, weights=check_weight(sample_weight, len(data))))
-
-    def _state(self) -> dict[str, Any]:
-        task = {"classes": self.classes_.tolist(), "dtype": self.classes_.dtype.str}
-        return {**super()._state(), "task": task}
-
-    def _restore(self, content: Mapping[str, Any]) -> None:
-        super()._restore(content)
-        classes, dtype = content["task"]["classes"], content["task"]["dtype"]
-        self.classes_ = np.array(classes, dtype=np.dtype(dtype))
-
 
 @estimator
-class OsciFormerRegressor(RegressorMixin, SupervisedEstimator):
+class OsciFormerRegressor(SeriesRegressor, SupervisedEstimator):
     """Regressor of irregularly sampled series, in scikit-learn's manner.
 
     X is what `OsciFormerClassifier` takes; y is [n], or [n, K] for several targets. Besides those
@@ -218,98 +281,18 @@ class OsciFormerRegressor(RegressorMixin, SupervisedEstimator):
     criterion: str = "huber"
 
     task: ClassVar[str] = "regression"
+    resonator_class: ClassVar[Any] = ResonatorRegressor
+    _classifier: ClassVar[str] = "OsciFormerClassifier"
 
     @property
     def _output_dim(self) -> int:
         return len(self.target_scale_)
 
-    def _learn(self, data: SeriesData, y: Any) -> np.ndarray:
-        labels = self._labels(data, y)
-        self.is_single_target_ = labels.ndim == 1
-        if labels.dtype.kind not in "fiub":
-            raise advise(
-                TypeError,
-                f"a regressor takes numbers as y; got {labels.dtype}. Use ",
-                Mention("task", "classification", "OsciFormerClassifier"),
-                " for classes",
-            )
-        columns = labels.reshape(len(labels), -1).astype(np.float64)
-        self.target_center_, scale = columns.mean(axis=0), columns.std(axis=0)
-        is_constant = scale <= 1e-9 * np.abs(self.target_center_) + 1e-30
-        self.target_scale_ = np.where(is_constant, 1.0, scale)
-        return self._encode(labels)
+    def _make_resonator(self, **settings: Any) -> ResonatorEstimator:
+        return ResonatorRegressor(**settings)
 
-    def _encode(self, labels: np.ndarray) -> np.ndarray:
-        scaled = (labels.reshape(len(labels), -1) - self.target_center_) / self.target_scale_
-        numbers: np.ndarray = scaled.astype(np.float32)
-        return numbers
+    def _likelihood(self, numbers: Any, of_all: Any, weight: Float[np.ndarray, "n"]) -> Any:
+        return partial(target_log_likelihood, targets=numbers, weight=weight)
 
     def _make_task(self, numbers: Any, watched: Any) -> Task:
         return Regression(scale=self.target_scale_.tolist(), criterion=self.criterion)
-
-    def predict(self, X: Any) -> Float[np.ndarray, "n K"]:
-        """Return the targets [n], or [n, K] if there are several, in their own unit."""
-        return self._values(self._validate(X))
-
-    def _values(self, data: SeriesData) -> np.ndarray:
-        found = self._outputs(data) * self.target_scale_ + self.target_center_
-        return found[:, 0] if self.is_single_target_ else found
-
-    def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
-        """Return the coefficient of determination R²; `y` are the labels of X if not given."""
-        data = self._validate(X)
-        weight = check_weight(sample_weight, len(data))
-        r2_score = need("sklearn.metrics", extra="train").r2_score
-        return float(r2_score(self._labels(data, y), self._values(data), sample_weight=weight))
-
-    def _state(self) -> dict[str, Any]:
-        center, scale = self.target_center_.tolist(), self.target_scale_.tolist()
-        task = {"center": center, "scale": scale, "is_single": self.is_single_target_}
-        return {**super()._state(), "task": task}
-
-    def _restore(self, content: Mapping[str, Any]) -> None:
-        super()._restore(content)
-        task = content["task"]
-        self.target_center_, self.target_scale_ = np.array(task["center"]), np.array(task["scale"])
-        self.is_single_target_ = bool(task["is_single"])
-
-
-def _refuse_missing(missing: np.ndarray) -> None:
-    if missing.any():
-        raise ValueError(
-            f"y must not be missing or infinite; it is at {name_some(np.flatnonzero(missing))} "
-            f"({int(missing.sum())} of {len(missing)}). Drop those series: X[mask], y[mask]"
-        )
-
-
-def encode_classes(labels: np.ndarray, classes: np.ndarray) -> Int[np.ndarray, "n"]:
-    """Return the position of each label among the classes, and refuse an unknown one."""
-    unknown = ~np.isin(labels, classes)
-    if unknown.any():
-        raise ValueError(
-            f"y has labels that were not there in fit: {name_some(np.unique(labels[unknown]))}; "
-            f"the classes are {name_some(classes)}"
-        )
-    return np.searchsorted(classes, labels)
-
-
-def _weigh_classes(
-    given: str | Mapping[Any, float] | None, classes: np.ndarray, encoded: Int[np.ndarray, "n"]
-) -> list[float] | None:
-    """Return the weight of each class, or None for equal weights."""
-    if given is None:
-        return None
-    if isinstance(given, Mapping):
-        unknown = [label for label in given if label not in classes]
-        if unknown:
-            raise ValueError(
-                f"class_weight names {name_some(unknown)}, which y does not have; its classes are "
-                f"{name_some(classes)}"
-            )
-        return [float(given.get(label, 1.0)) for label in classes.tolist()]
-    if given != "balanced":
-        wanted = "None, 'balanced' or a dict from label to weight"
-        raise ValueError(f"class_weight must be {wanted}; got {given!r}")
-    weigh = need("sklearn.utils.class_weight", extra="train").compute_class_weight
-    found: list[float] = weigh(given, classes=np.arange(len(classes)), y=encoded).tolist()
-    return found

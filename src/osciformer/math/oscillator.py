@@ -38,13 +38,14 @@ _NEAR_CRITICAL = 0.1
 _CRITICAL_EXCESS = 1e-6
 
 
-def _is_cheap_to_read(x: Tensor) -> bool:
+def is_cheap_to_read(x: Tensor) -> bool:
+    """Return whether the host can look at values of `x` without waiting or breaking a graph."""
     return x.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 def _none(condition: Tensor) -> bool:
     """Return whether `condition` holds nowhere, if that is cheap to find out; else False."""
-    return _is_cheap_to_read(condition) and not bool(condition.any())
+    return is_cheap_to_read(condition) and not bool(condition.any())
 
 
 def fastest_rate(omega: Tensor, zeta: Tensor) -> Tensor:
@@ -66,13 +67,13 @@ class Moments(NamedTuple):
 
 def _host_bounds(x: Tensor) -> tuple[float, float]:
     """Return (min, max) of `x` if it is cheap to read, else the widest range."""
-    if not _is_cheap_to_read(x) or x.numel() == 0:
+    if not is_cheap_to_read(x) or x.numel() == 0:
         return 0.0, math.inf
     low, high = torch.aminmax(x.detach())
     return float(low), float(high)
 
 
-def _num_terms(radius: float, order: int, eps: float) -> int:
+def num_terms(radius: float, order: int, eps: float) -> int:
     """Return how many terms sum (n + 1) radius^n / (n + order)! needs to be exact to rounding."""
     terms, size = 2, 1.0
     while size > 0.1 * eps and terms < 18:
@@ -95,7 +96,7 @@ def iterated_integrals(
     previous, current = torch.zeros_like(minus_two_x), torch.ones_like(minus_two_x)
     low = torch.full_like(minus_two_x, 1.0 / math.factorial(count - 1))
     high = torch.full_like(minus_two_x, 1.0 / math.factorial(count))
-    for n in range(1, _num_terms(radius, count - 1, torch.finfo(s.dtype).eps)):
+    for n in range(1, num_terms(radius, count - 1, torch.finfo(s.dtype).eps)):
         following = torch.addcmul(minus_two_x * current, y, previous, value=-1.0)
         previous, current = current, following
         low = torch.add(low, current, alpha=1.0 / math.factorial(n + count - 1))
@@ -222,7 +223,7 @@ def moments(s: _Real, omega: _Real, zeta: _Real) -> Moments:
         True
     """
     is_table = omega.ndim == 1 and zeta.ndim == 1 and s.shape[-1:] == (1,)
-    if is_table and _is_cheap_to_read(s):
+    if is_table and is_cheap_to_read(s):
         # Slow channels have short gaps only: they need none of the rest.
         is_slow = fastest_rate(omega, zeta).detach() * _host_bounds(s)[1] < SERIES_RADIUS
         slow, fast = is_slow.nonzero().squeeze(-1), (~is_slow).nonzero().squeeze(-1)

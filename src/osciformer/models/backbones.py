@@ -99,6 +99,11 @@ def make_backbone(config: TaskConfig, input_dim: int, **options: Any) -> Backbon
     """Return the backbone of a task model, with options besides `config.backbone_options`."""
     options = {**(config.backbone_options or {}), **options}
     sizes = {"input_dim": input_dim, "static_dim": config.static_dim, "dim": config.dim}
+    if config.blocks is not None and "blocks" not in find_backbone(config.backbone).settings:
+        raise ValueError(
+            f"blocks={config.blocks} is a setting of backbone 'osciformer'; backbone"
+            f" {config.backbone!r} has blocks of its own: leave it out"
+        )
     return cast("Backbone", build_backbone(config.backbone, "series", config, options, **sizes))
 
 
@@ -146,7 +151,9 @@ class Backbone(nn.Module, ABC):
 
 
 @register_backbone(
-    "osciformer", options=("preset", *(item.name for item in fields(OsciFormerConfig)))
+    "osciformer",
+    settings=("num_layers", "blocks", "num_heads", "dropout"),
+    options=("preset", *(item.name for item in fields(OsciFormerConfig))),
 )
 class OsciFormerBackbone(Backbone):
     """An `OsciFormer` as a backbone."""

@@ -15,6 +15,7 @@ from osciformer.math.banks import frequency_range
 from osciformer.models.forward_fill import positive_gaps
 from osciformer.nn.attention import OscillatorAttention
 from osciformer.nn.encoder import Encoded, Encoder, EncoderBlock, SeriesEmbedding
+from osciformer.nn.resonator import ResonatorLayer
 from osciformer.nn.timeline import TimeScale, check_tokens
 
 
@@ -49,8 +50,13 @@ class OsciFormer(nn.Module):
         if isinstance(config.omega_range, str):
             layer["omega_range"] = DEFAULT_OMEGA_RANGE  # until fit_time_scale
         between: Any = {"feedforward_dim": config.feedforward_dim, "dropout": config.dropout}
-        layers = (OscillatorAttention(**layer) for _ in range(config.num_layers))
-        self.encoder = Encoder(EncoderBlock(attention, **between) for attention in layers)
+        shared = ("dim", "direction", "omega_range", "zeta_range", "undamped", "dropout", "bias")
+        kinds = {
+            "attention": lambda: OscillatorAttention(**layer),
+            "resonator": lambda: ResonatorLayer(**{name: layer[name] for name in shared}),
+        }
+        layers = (kinds[kind]() for kind in config.blocks or ["attention"] * config.num_layers)
+        self.encoder = Encoder(EncoderBlock(item, **between) for item in layers)
 
     @classmethod
     def from_config(cls, config: OsciFormerConfig) -> OsciFormer:

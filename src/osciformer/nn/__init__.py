@@ -1,4 +1,4 @@
-"""Layers: oscillator attention, encoder blocks and embeddings."""
+"""Layers: oscillator attention, resonators, encoder blocks and embeddings."""
 
 from osciformer.nn.attention import AttentionInternals as AttentionInternals
 from osciformer.nn.attention import KeyValues as KeyValues
@@ -12,4 +12,6 @@ from osciformer.nn.encoder import SeriesEmbedding as SeriesEmbedding
 from osciformer.nn.parameters import FrequencyBank as FrequencyBank
 from osciformer.nn.parameters import Spectrum as Spectrum
 from osciformer.nn.parameters import parameter_groups as parameter_groups
+from osciformer.nn.resonator import ResonatorInternals as ResonatorInternals
+from osciformer.nn.resonator import ResonatorLayer as ResonatorLayer
 from osciformer.nn.timeline import TimeScale as TimeScale

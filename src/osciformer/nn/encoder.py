@@ -11,6 +11,7 @@ from torch import nn
 
 from osciformer._types import Float, Mask, QueryTimes, Reads, Static, Tensor, Times, Tokens, Values
 from osciformer.nn.attention import AttentionInternals, OscillatorAttention
+from osciformer.nn.resonator import ResonatorInternals
 from osciformer.nn.timeline import (
     check_reads,
     check_time_values,
@@ -20,6 +21,8 @@ from osciformer.nn.timeline import (
 )
 from osciformer.ops._checks import DeferredChecks, check_times
 from osciformer.ops.padding import clean_times, last_present_index
+
+Internals = AttentionInternals | ResonatorInternals
 
 
 class SeriesEmbedding(nn.Module):
@@ -85,7 +88,7 @@ class Encoded:
     mask: Mask | None  #: True where an observation is present `[B, N]`; None if all are.
     layer_inputs: tuple[Tensor, ...]  #: Tokens that entered each block, the embedding first.
     reads: Reads | None = None  #: States at the query times `[B, M, D]`, if some were given.
-    internals: tuple[AttentionInternals, ...] = ()  #: One per block, if they were asked for.
+    internals: tuple[Internals, ...] = ()  #: One per block, if they were asked for.
 
     def last(self) -> Float[Tensor, "B D"]:
         """Return the state of the last present observation; zeros for a series without any."""
@@ -136,7 +139,8 @@ class EncoderBlock(nn.Module):
     """Pre-norm block: tokens plus attention, plus feed-forward.
 
     Args:
-        attention: An `OscillatorAttention`, or a layer with its `dim` (the block's) and `forward`.
+        attention: An `OscillatorAttention`, or what takes its place: a `ResonatorLayer`, or another
+            layer with its `dim` (the block's) and `forward`.
         feedforward_dim: Hidden width of the feed-forward; None is 4 D.
         dropout: Dropout of the feed-forward (the attention has its own).
     """
@@ -160,7 +164,7 @@ class EncoderBlock(nn.Module):
 
     def inspect(
         self, x: Tokens, times: Times, mask: Mask | None = None, *, validate: bool = True
-    ) -> tuple[Tokens, AttentionInternals]:
+    ) -> tuple[Tokens, Internals]:
         """Return what `forward` does and the internals of the attention."""
         options = {"return_internals": True, "validate": validate}
         attended, internals = self.attention(self.attention_norm(x), times, mask, **options)
@@ -233,7 +237,7 @@ class Encoder(nn.Module):
         """
         x, times, checks = self._clean(x, times, mask, query_times, validate=validate)
         inputs: list[Tensor] = []
-        internals: list[AttentionInternals] = []
+        internals: list[Internals] = []
         for block in self:
             inputs.append(x)
             if return_internals:

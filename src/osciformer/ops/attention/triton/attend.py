@@ -35,14 +35,15 @@ def is_interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "on", "yes", "y")
 
 
-def missing(device: torch.device) -> str | None:
-    """Return why the kernels cannot run on `device`, with the remedy, or None."""
+def missing(device: torch.device, *, instead: str = "blocked") -> str | None:
+    """Return why kernels cannot run on `device`, with remedies, a backend among them, or None."""
     if not is_available():
-        return "Triton is not installed: pip install triton (Linux), or use backend='blocked'"
+        return f"Triton is not installed: pip install triton (Linux), or use backend={instead!r}"
     if device.type != "cuda" and not is_interpreted():
         return (
-            f"the tensors are on {device.type}: move them to a CUDA device, use backend='blocked',"
-            " or set TRITON_INTERPRET=1 before Python starts to run the kernels slowly on the CPU"
+            f"the tensors are on {device.type}: move them to a CUDA device, use"
+            f" backend={instead!r}, or set TRITON_INTERPRET=1 before Python starts to run the"
+            " kernels slowly on the CPU"
         )
     return None
 

@@ -1,0 +1,194 @@
+"""Labels of series: reading them, classes and targets as numbers, and answers in their terms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from osciformer._advice import Mention, advise
+from osciformer._optional import need
+from osciformer._text import name_some
+from osciformer._types import Float, Int
+from osciformer.data.inputs import SeriesData, check_weight, labels_of
+from osciformer.data.ragged import as_plain_array
+from osciformer.estimators.base import ClassifierMixin, RegressorMixin
+
+
+class SeriesClassifier(ClassifierMixin):
+    """Methods of classifiers: from logits to classes and probabilities, and classes in files."""
+
+    classes_: np.ndarray
+    _regressor: ClassVar[str]  # what to use for real targets, in Python
+    _validate: Callable[[Any], SeriesData]  # X as series with the columns of training
+    _outputs: Callable[[SeriesData], np.ndarray]  # a logit per class [n, C]
+
+    def _learn(self, data: SeriesData, y: Any) -> Int[np.ndarray, "n"]:
+        labels = read_labels(data, y)
+        if labels.ndim != 1:
+            shape = list(labels.shape)
+            raise ValueError(f"a classifier takes one label per series; got y of shape {shape}")
+        if labels.dtype.kind == "f" and (labels != np.round(labels)).any():
+            raise advise(
+                ValueError,
+                "y looks like a real target, not a class: it holds "
+                f"{labels[labels % 1 != 0][0]!s}. Use ",
+                Mention("task", "regression", self._regressor),
+                ", or turn y into classes",
+            )
+        self.classes_, numbers = np.unique(labels, return_inverse=True)
+        if len(self.classes_) < 2:
+            (only,) = self.classes_.tolist()
+            raise ValueError(f"y has one class only, {only!r}; a classifier needs at least two")
+        return numbers
+
+    def _encode(self, labels: np.ndarray) -> Int[np.ndarray, "n"]:
+        return encode_classes(labels, self.classes_)
+
+    def predict_proba(self, X: Any) -> Float[np.ndarray, "n C"]:
+        """Return the probability of each class, in the order of `classes_`."""
+        return np.exp(self.predict_log_proba(X))
+
+    def predict_log_proba(self, X: Any) -> Float[np.ndarray, "n C"]:
+        """Return the logarithms of the probabilities."""
+        logits = torch.from_numpy(self._outputs(self._validate(X))).double()
+        return logits.log_softmax(dim=1).numpy()
+
+    def predict(self, X: Any) -> np.ndarray:
+        """Return the most probable class of each series."""
+        best = self._outputs(self._validate(X)).argmax(axis=1)
+        found: np.ndarray = self.classes_[best]
+        return found
+
+    def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
+        """Return the accuracy; `y` are the labels of X if not given."""
+        data = self._validate(X)
+        is_right = self._outputs(data).argmax(axis=1) == self._encode(read_labels(data, y))
+        return float(np.average(is_right, weights=check_weight(sample_weight, len(data))))
+
+    def _task_state(self) -> dict[str, Any]:
+        return {"classes": self.classes_.tolist(), "dtype": self.classes_.dtype.str}
+
+    def _restore_task(self, task: Mapping[str, Any]) -> None:
+        self.classes_ = np.array(task["classes"], dtype=np.dtype(task["dtype"]))
+
+
+class SeriesRegressor(RegressorMixin):
+    """Methods of regressors: targets in their own unit, and their scales in files."""
+
+    target_center_: Float[np.ndarray, "K"]
+    target_scale_: Float[np.ndarray, "K"]
+    is_single_target_: bool
+    _classifier: ClassVar[str]  # what to use for classes, in Python
+    _validate: Callable[[Any], SeriesData]  # X as series with the columns of training
+    _outputs: Callable[[SeriesData], np.ndarray]  # the scaled targets [n, K]
+
+    def _learn(self, data: SeriesData, y: Any) -> Float[np.ndarray, "n K"]:
+        labels = read_labels(data, y)
+        self.is_single_target_ = labels.ndim == 1
+        if labels.dtype.kind not in "fiub":
+            raise advise(
+                TypeError,
+                f"a regressor takes numbers as y; got {labels.dtype}. Use ",
+                Mention("task", "classification", self._classifier),
+                " for classes",
+            )
+        columns = labels.reshape(len(labels), -1).astype(np.float64)
+        self.target_center_, scale = columns.mean(axis=0), columns.std(axis=0)
+        is_constant = scale <= 1e-9 * np.abs(self.target_center_) + 1e-30
+        self.target_scale_ = np.where(is_constant, 1.0, scale)
+        return self._encode(labels)
+
+    def _encode(self, labels: np.ndarray) -> np.ndarray:
+        scaled = (labels.reshape(len(labels), -1) - self.target_center_) / self.target_scale_
+        numbers: np.ndarray = scaled.astype(np.float32)
+        return numbers
+
+    def predict(self, X: Any) -> Float[np.ndarray, "n K"]:
+        """Return the targets [n], or [n, K] if there are several, in their own unit."""
+        return self._values(self._validate(X))
+
+    def _values(self, data: SeriesData) -> np.ndarray:
+        found = self._outputs(data) * self.target_scale_ + self.target_center_
+        return found[:, 0] if self.is_single_target_ else found
+
+    def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
+        """Return the coefficient of determination R²; `y` are the labels of X if not given."""
+        data = self._validate(X)
+        weight = check_weight(sample_weight, len(data))
+        r2_score = need("sklearn.metrics", extra="train").r2_score
+        return float(r2_score(read_labels(data, y), self._values(data), sample_weight=weight))
+
+    def _task_state(self) -> dict[str, Any]:
+        center, scale = self.target_center_.tolist(), self.target_scale_.tolist()
+        return {"center": center, "scale": scale, "is_single": self.is_single_target_}
+
+    def _restore_task(self, task: Mapping[str, Any]) -> None:
+        self.target_center_, self.target_scale_ = np.array(task["center"]), np.array(task["scale"])
+        self.is_single_target_ = bool(task["is_single"])
+
+
+def read_labels(data: SeriesData, y: Any) -> np.ndarray:
+    """Return y, or the labels that the data have: one per series, and none missing."""
+    y = labels_of(data) if y is None else y
+    if y is None:
+        raise ValueError(
+            "y is not given and X has no labels; pass y, or X with labels (label='...' in the "
+            "layout of a table)"
+        )
+    values = y.to_numpy() if hasattr(y, "to_numpy") else np.asarray(y)
+    if values.dtype.kind == "O":
+        _refuse_missing(np.array([item is None or item != item for item in values.ravel()]))
+        values = np.asarray(values.tolist())
+    labels = as_plain_array("y", values)
+    if labels.ndim == 2 and labels.shape[1] == 1:
+        labels = labels[:, 0]
+    if labels.ndim not in (1, 2) or len(labels) != len(data):
+        shape = list(labels.shape)
+        raise ValueError(f"y must have {len(data)} entries, one per series; got shape {shape}")
+    if labels.dtype.kind == "f":
+        _refuse_missing(~np.isfinite(labels.reshape(len(data), -1)).all(axis=1))
+    return labels
+
+
+def _refuse_missing(missing: np.ndarray) -> None:
+    if missing.any():
+        raise ValueError(
+            f"y must not be missing or infinite; it is at {name_some(np.flatnonzero(missing))} "
+            f"({int(missing.sum())} of {len(missing)}). Drop those series: X[mask], y[mask]"
+        )
+
+
+def encode_classes(labels: np.ndarray, classes: np.ndarray) -> Int[np.ndarray, "n"]:
+    """Return the position of each label among the classes, and refuse an unknown one."""
+    unknown = ~np.isin(labels, classes)
+    if unknown.any():
+        raise ValueError(
+            f"y has labels that were not there in fit: {name_some(np.unique(labels[unknown]))}; "
+            f"the classes are {name_some(classes)}"
+        )
+    return np.searchsorted(classes, labels)
+
+
+def weigh_classes(
+    given: str | Mapping[Any, float] | None, classes: np.ndarray, encoded: Int[np.ndarray, "n"]
+) -> list[float] | None:
+    """Return the weight of each class, or None for equal weights."""
+    if given is None:
+        return None
+    if isinstance(given, Mapping):
+        unknown = [label for label in given if label not in classes]
+        if unknown:
+            raise ValueError(
+                f"class_weight names {name_some(unknown)}, which y does not have; its classes are "
+                f"{name_some(classes)}"
+            )
+        return [float(given.get(label, 1.0)) for label in classes.tolist()]
+    if given != "balanced":
+        wanted = "None, 'balanced' or a dict from label to weight"
+        raise ValueError(f"class_weight must be {wanted}; got {given!r}")
+    weigh = need("sklearn.utils.class_weight", extra="train").compute_class_weight
+    found: list[float] = weigh(given, classes=np.arange(len(classes)), y=encoded).tolist()
+    return found
