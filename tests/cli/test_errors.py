@@ -22,8 +22,7 @@ Call = Callable[..., Any]
 TINY = ["--dim=8", "--num-layers=1", "--num-heads=1", "--epochs=1", "--batch-size=16"]
 TINY += ["--accelerator=cpu", "--progress=none"]
 COLUMNS = ["--id=who", "--time=hour", "--features=a,b"]
-ILL = ["--task=classification", *COLUMNS, "--target=ill"]
-ILL += ["--no-resonators"]
+ILL = ["--task=classification", "--no-resonators", *COLUMNS, "--target=ill"]
 
 
 def change(frame: Any, **columns: Any) -> Any:
