@@ -45,6 +45,18 @@ def test_neither_company_nor_padding_nor_order_matters(kind: type[Family]) -> No
 
 
 @pytest.mark.parametrize("kind", DRIVEN)
+def test_company_does_not_matter_to_constant_series(kind: type[Family]) -> None:
+    series = ragged()
+    family = fitted(kind, series)
+    times = np.cumsum(np.random.default_rng(3).exponential(size=30))
+    level = np.full((30, series.num_features), 0.7)
+    pairs = [(times, level), *((one.times, one.values) for one in series)]
+    both = IrregularSeries.from_arrays(*zip(*pairs, strict=True))
+    alone, company = family.transform(both[:1]), family.transform(both)[:1]
+    assert share_apart(alone, company) < 1e-3
+
+
+@pytest.mark.parametrize("kind", DRIVEN)
 @settings(max_examples=4, deadline=None)
 @given(shift=st.floats(-1e4, 1e4), unit=st.floats(1e-3, 1e3), seed=st.integers(0, 99))
 def test_clocks_and_units_of_time_do_not_matter(
