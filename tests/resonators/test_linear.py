@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from osciformer.resonators import linear
 from osciformer.resonators.calibration import calibrate, log_softmax, temperature_losses
 from osciformer.resonators.gaussian import Gaussian, sharpen
-from osciformer.resonators.linear import LinearHead, MatrixRows, Standardiser
+from osciformer.resonators.linear import LinearHead, MatrixRows, Standardiser, _Fit
 from osciformer.resonators.logistic import STRENGTHS, fit_logistic
 from osciformer.resonators.ridge import (
     Choice,
@@ -331,3 +331,16 @@ def test_heads_that_cannot_be_are_refused() -> None:
         LinearHead(families, 2, "forest")
     with pytest.raises(ValueError, match="head='logistic' is for classes"):
         LinearHead(families, 0, "logistic")
+
+
+def test_fits_are_compared_on_the_same_series() -> None:
+    """The loss of some series is that of their outputs alone, at their own places."""
+    classes = np.array([0, 1, 0, 1, 1, 0])
+    outputs = np.array([[3.0, 0.0], [0.0, 0.5], [1.0, 0.0], [0.0, 3.0], [2.0, 0.0], [0.0, 2.0]])
+    targets = Targets.of(classes, 2, None)
+    places = np.arange(6)
+    whole = _Fit("logistic", 1.0, np.zeros((1, 2)), np.zeros(2), places, outputs)
+    some = np.array([0, 2, 3])
+    part = whole._replace(places=some, left_out=outputs[some])
+    assert whole.loss(targets, some) == part.loss(targets)
+    assert whole.loss(targets, some) < whole.loss(targets)

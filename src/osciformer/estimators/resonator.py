@@ -30,6 +30,7 @@ from osciformer.resonators.linear import (
     MatrixRows,
     Rows,
 )
+from osciformer.resonators.trees import TreeShare
 from osciformer.train.tasks import class_metrics
 
 # Features of more bytes are computed part by part, and more than once.
@@ -76,6 +77,7 @@ class ResonatorEstimator(SavedEstimator):
     Attributes:
         features_: The fitted `ResonatorFeatures`.
         head_: The fitted linear model.
+        trees_: Boosted trees that are mixed with it, or None.
         left_out_scores_: Scores of training series, each by the model of the others.
         fit_seconds_: Seconds that `fit` took.
         n_features_in_: Number of features F.
@@ -134,7 +136,13 @@ class ResonatorEstimator(SavedEstimator):
             if not isinstance(rows, MatrixRows) and len(data) * len(head.families) * 4 <= MEMORY:
                 rows = MatrixRows(rows.take(slice(None)))
             left_out = head.fit(rows, numbers, weight)
-        self._remember(features, head)
+        trees = None
+        is_seen = [family.group == "summary" for family in features.families_]
+        if self._may_have_trees() and any(is_seen) and isinstance(rows, MatrixRows):
+            columns = np.flatnonzero(np.array(is_seen)[head.families])
+            given = (rows.matrix, columns, numbers, weight, left_out, seed)
+            trees, left_out = TreeShare.fit(*given)
+        self._remember(features, head, trees)
         self.left_out_scores_ = self._judge(left_out.outputs, numbers[left_out.places])
         self.fit_seconds_ = time.perf_counter() - started
         if self.verbose > 1:
@@ -199,6 +207,8 @@ class ResonatorEstimator(SavedEstimator):
             parts = self.features_.transform_parts(take(data, np.sort(chosen)))
             matrix = np.concatenate(list(parts))
         weights, sizes = self.head_.effects(matrix)
+        if self.trees_ is not None:
+            weights, sizes = self.trees_.mix_effects(matrix, (weights, sizes))
         return weights @ self._contrast(), sizes @ np.abs(self._contrast())
 
     def _contrast(self) -> Float[np.ndarray, "C K"]:
@@ -212,6 +222,10 @@ class ResonatorEstimator(SavedEstimator):
         """Return arguments of `LinearHead`, checked."""
         raise NotImplementedError
 
+    def _may_have_trees(self) -> bool:
+        """Return whether trees are tried beside the linear model."""
+        return False
+
     def _judge(self, outputs: np.ndarray, numbers: np.ndarray) -> dict[str, float]:
         """Return scores of outputs."""
         raise NotImplementedError
@@ -222,32 +236,42 @@ class ResonatorEstimator(SavedEstimator):
 
     def _outputs(self, data: SeriesData) -> Float[np.ndarray, "n K"]:
         parts = self.features_.transform_parts(data)
-        return np.concatenate([self.head_.outputs(part) for part in parts])
+        return np.concatenate([self._head_outputs(part) for part in parts])
+
+    def _head_outputs(self, matrix: Float[np.ndarray, "n P"]) -> Float[np.ndarray, "n K"]:
+        found = self.head_.outputs(matrix)
+        return found if self.trees_ is None else self.trees_.mix(matrix, found)
 
     def _validate(self, X: Any) -> SeriesData:
         self._check_fitted()
         return self.features_.validate(X, self.layout)
 
-    def _remember(self, features: ResonatorFeatures, head: LinearHead) -> None:
-        self.features_, self.head_ = features, head
+    def _remember(
+        self, features: ResonatorFeatures, head: LinearHead, trees: TreeShare | None
+    ) -> None:
+        self.features_, self.head_, self.trees_ = features, head, trees
         for name in ("n_features_in_", "feature_names_in_", "static_names_in_", "time_axis_"):
             setattr(self, name, getattr(features, name))
 
     def _state(self) -> dict[str, Any]:
         facts = {"scores": self.left_out_scores_, "seconds": self.fit_seconds_}
-        states = {"features": self.features_.state()[0], "head": self.head_.state()[0]}
+        states = {name: part.state()[0] for name, part in self._parts().items()}
         return {**states, **facts, "task": self._task_state()}
 
+    def _parts(self) -> dict[str, Any]:
+        """Return what has a state, by the name in a file."""
+        parts = {"features": self.features_, "head": self.head_, "trees": self.trees_}
+        return {name: part for name, part in parts.items() if part is not None}
+
     def _weights(self) -> Mapping[str, Tensor]:
-        parts = {"features": self.features_.state()[1], "head": self.head_.state()[1]}
         return {
-            f"{part}.{name}": torch.from_numpy(np.array(array))
-            for part, arrays in parts.items()
-            for name, array in arrays.items()
+            f"{name}.{key}": torch.from_numpy(np.array(array))
+            for name, part in self._parts().items()
+            for key, array in part.state()[1].items()
         }
 
     def _restore(self, content: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
-        arrays: dict[str, dict[str, np.ndarray]] = {"features": {}, "head": {}}
+        arrays: dict[str, dict[str, np.ndarray]] = {"features": {}, "head": {}, "trees": {}}
         for key, tensor in weights.items():
             part, _, name = key.partition(".")
             arrays[part][name] = tensor.numpy()
@@ -256,6 +280,7 @@ class ResonatorEstimator(SavedEstimator):
         self._remember(
             features.restore(content["features"], arrays["features"]),
             LinearHead.from_state(content["head"], arrays["head"]),
+            TreeShare.from_state(content["trees"], arrays["trees"]) if "trees" in content else None,
         )
         self.left_out_scores_, self.fit_seconds_ = content["scores"], content["seconds"]
 
@@ -301,6 +326,9 @@ class ResonatorClassifier(SeriesClassifier, ResonatorEstimator):
     def _head_settings(self) -> dict[str, Any]:
         check_choice("head", self.head, HEADS)
         return {"head": self.head, "num_classes": len(self.classes_)}
+
+    def _may_have_trees(self) -> bool:
+        return self.head == "auto" and len(self.classes_) == 2
 
     def _weigh(self, numbers: np.ndarray, weight: np.ndarray | None) -> np.ndarray | None:
         by_class = weigh_classes(self.class_weight, self.classes_, numbers)

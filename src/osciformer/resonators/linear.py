@@ -136,9 +136,11 @@ class _Fit(NamedTuple):
     places: Int[np.ndarray, "m"]
     left_out: Float[np.ndarray, "m K"]
 
-    def loss(self, targets: Targets) -> float:
-        """Return the loss of series left out."""
-        return float(targets.take(self.places).losses(self.left_out[None])[0])
+    def loss(self, targets: Targets, places: Int[np.ndarray, "m"] | None = None) -> float:
+        """Return the loss of series left out: all of them, or some."""
+        places = self.places if places is None else places
+        outputs = self.left_out[np.searchsorted(self.places, places)]
+        return float(targets.take(places).losses(outputs[None])[0])
 
 
 @dataclass
@@ -234,7 +236,8 @@ class LinearHead:
         self._use(best, sample[few])
         if self.head == "logistic" or (self.head == "auto" and self._may_be_logistic(rows)):
             other = self._fit_logistic(rows.take(slice(None)), targets, generator)
-            if self.head == "logistic" or other.loss(targets) < loss:
+            # On the same series: a sample may be easier than all.
+            if self.head == "logistic" or other.loss(targets, found.places) < loss:
                 found = other
         return self._keep(found, targets)
 
