@@ -100,6 +100,18 @@ def test_any_spectrum_and_gap_in_range_equals_blocked(seed, slowest, fastest, ze
 
 
 @pytest.mark.usefixtures("no_blocked")
+@pytest.mark.parametrize("rows", [None, 25], ids=["self", "cross"])
+def test_decay_beyond_the_range_of_exponents_equals_blocked(rows):
+    # About exp(-1800) over the series: blocks of rows have reference times of their own.
+    x = short_case(2, 30, rows, omega=[0.3, 3.0, 400.0, 20.0, 150.0, 0.7], seed=3, smallest=1e-8)
+    options = {"of_times": False, "mask": hide_some(2, 30), "direction": "bidirectional"}
+    got = outputs_and_gradients(x, backend="short", **options)
+    rounded = {name: t.double() for name, t in x.items()}
+    want = outputs_and_gradients(rounded, backend="blocked", **options)
+    assert_agree(got, want, TOLERANCE)
+
+
+@pytest.mark.usefixtures("no_blocked")
 @pytest.mark.parametrize("value", ["average", "point"])
 def test_tiles_change_nothing(value, monkeypatch):
     x = short_case(3, 40, 37, ties=True)
@@ -149,7 +161,7 @@ UNSERVED = {
     "query changes": lambda x: (with_mode(x, "linear"), {"query": "linear"}),
     "rest position": lambda x: (x | {"key_equilibrium": x["k"]}, {}),
     "float64": lambda x: ({n: t.double() for n, t in x.items()}, {}),
-    "decays by": lambda x: (x | {"key_omega": x["key_omega"] * 100}, {}),
+    "decays very often": lambda x: (x | {"key_omega": x["key_omega"] * 1e4}, {}),
     "slow": lambda x: (x | {"value_omega": x["value_omega"] * 1e-3}, {}),
     "critical": lambda x: (x | {"value_zeta": torch.ones_like(x["value_zeta"])}, {}),
     "close together": lambda x: (x | {"key_times": x["key_times"] * 0 + 1.0}, {}),
@@ -159,7 +171,7 @@ UNSERVED = {
 
 @pytest.mark.parametrize("why", UNSERVED)
 def test_what_is_not_served_runs_on_blocked(why, monkeypatch):
-    x, options = UNSERVED[why](short_case(2, 12))
+    x, options = UNSERVED[why](short_case(2, 20))
     calls = []
     watched = SimpleNamespace(attend=lambda inputs: calls.append(1) or blocked.attend(inputs))
     monkeypatch.setattr(short, "blocked", watched)

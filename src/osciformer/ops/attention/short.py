@@ -4,16 +4,19 @@ An average over a gap is a difference quotient of the antiderivative y of the os
 
 $$\frac{1}{t_j - t_i} \int_{t_i}^{t_j} k_i = \frac{y_i(t_j) - y_i(t_i)}{t_j - t_i},$$
 
-and y is an oscillator of the same channel. With its two modes kept apart, one reference time r, the
-first key's, splits $y_i(t_j)$ into factors of the row, $e^{-\gamma(t_j - r)} \cos(\nu (t_j - r))$
-and its sine, and factors of the key, which grow as $e^{\gamma(t_i - r)}$. Each is accurate to the
-last bit, so their product is, whatever their size: only the range of exponents is a limit. Logits
-are a product of inner size 3C, and the difference loses $10^{-16}$ of the time since r over the
-gap. Pairs closer than that allows, those at one time included, take two Taylor terms.
+and y is an oscillator of the same channel. With its two modes kept apart, a reference time r, that
+of the first row, splits $y_i(t_j)$ into factors of the row, which are
+$e^{-\gamma(t_j - r)} \cos(\nu (t_j - r))$ and its sine, and factors of the key, which grow as
+$e^{\gamma(t_i - r)}$. Each is accurate to the last bit, so their product is, whatever their size.
+Only the range of exponents is a limit: in a series that decays too far, a few blocks of rows have
+references of their own. Logits are a product of inner size 3C, and the difference loses $10^{-16}$
+of the time since r over the gap. Pairs closer than that allows, those at one time included, take
+two Taylor terms.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -30,14 +33,14 @@ from osciformer.ops.attention.ties import find_ties
 # Below this gap, times the fastest rate, two Taylor terms err by less than 1e-7.
 _NEAR = 5e-4
 _MAX_NEAR = 4  # such pairs a row, on average
-_MAX_DECAY = 500.0  # exponent over the span of the keys; float64 ends at 708
+_MAX_DECAY = 500.0  # exponent over a block of rows; float64 ends at 708
 _MAX_PHASE = 1e6
 # Slower channels lose digits as 1 / (rate * span)^2, those near critical damping likewise.
 _MIN_RATE, _MIN_SPLIT = 0.03, 0.03
 
 MAX_LENGTH = 1024  # beyond it, `blocked` is as fast
+_ROWS, _MAX_BLOCKS = 128, 16  # rows in a block; keys after the last of them are left out
 _TILE = 2**18  # pairs worked on at once, so that they stay in the cache
-_ROWS = 128  # rows worked on at once; keys after the last of them are left out
 _KEPT = 2**23  # pairs whose weights are kept for the backward pass, not computed again
 
 
@@ -46,11 +49,11 @@ def attend(inputs: AttentionInputs) -> AttentionResult:
 
     Calls that `unserved` names run on `blocked`.
     """
-    if unserved(inputs) is not None:
+    pairs = _find_pairs(inputs)
+    if isinstance(pairs, str):
         return blocked.attend(inputs)
     path, keys, values = inputs.path, inputs.keys, inputs.values
     assert isinstance(path, ConstantPath)
-    pairs = _Pairs(inputs)
     constants = _constants(keys, True), _constants(values, pairs.average)
     tokens = (path.q, keys.start, keys.velocity, values.start, values.velocity)
     out, lse, weights = _Attention.apply(*tokens, *constants, pairs)
@@ -65,6 +68,12 @@ def is_for(device: torch.device, dtype: torch.dtype, length: int) -> bool:
 
 def unserved(inputs: AttentionInputs) -> str | None:
     """Return why a call is not one for this method; None if it is."""
+    found = _find_pairs(inputs)
+    return found if isinstance(found, str) else None
+
+
+def _find_pairs(inputs: AttentionInputs) -> _Pairs | str:
+    """Return the pairs of a call, or why it is not one for this method."""
     path, rows, cols = inputs.path, inputs.query_times, inputs.key_times
     if not isinstance(path, ConstantPath):
         return "the query changes with time"
@@ -80,30 +89,34 @@ def unserved(inputs: AttentionInputs) -> str | None:
     if not can_look(cols):
         return "values cannot be read here"
     with torch.no_grad():
-        return _out_of_range(inputs)
+        return _find_range(inputs)
 
 
-def _out_of_range(inputs: AttentionInputs) -> str | None:
+def _find_range(inputs: AttentionInputs) -> _Pairs | str:
     cols, rows = inputs.key_times.double(), inputs.query_times.double()
     both = (inputs.keys, inputs.values)
     omega, zeta = (torch.stack([getattr(x, n).double() for x in both]) for n in ("omega", "zeta"))
     rates = _rates(omega, zeta)
     # Values read at a time need no antiderivative.
     slowest = rates.slowest if inputs.value == "average" else rates.slowest[:1]
-    span, reach = (cols[:, -1] - cols[:, 0]).max(), (rows[:, -1] - cols[:, 0]).max()
     numbers = [rates.fast.max(), slowest.min(), rates.split.min(), _fastest(omega, zeta)]
-    decay, slow, split, fastest = torch.stack(numbers).mul(span).tolist()
-    if decay > _MAX_DECAY:
-        return f"a channel decays by exp(-{decay:.0f}) over the series"
-    if fastest * max(1.0, float(reach / span)) > _MAX_PHASE:
+    numbers += [(cols[:, -1] - cols[:, 0]).max(), (rows[:, -1] - cols[:, 0]).max()]
+    decay, slow, split, fastest, span, reach = torch.stack(numbers).tolist()
+    if not fastest * max(span, reach) < _MAX_PHASE:
         return "rows lie very many periods after the first key"
-    if not slow > _MIN_RATE or not split > _MIN_SPLIT:
+    if not slow * span > _MIN_RATE or not split * span > _MIN_SPLIT:
         return "a channel is slow or close to critical damping"
-    ends = (find_ties(x, cols, inputs.mask).end for x in (rows, rows - _NEAR * span / fastest))
-    count = next(ends) - next(ends)
-    if int(count.sum()) > _MAX_NEAR * count.numel():
+    tiny = _NEAR / fastest
+    ends = [find_ties(x, cols, inputs.mask).end for x in (rows - tiny, rows)]
+    if int((ends[1] - ends[0]).sum()) > _MAX_NEAR * rows.numel():
         return "many tokens lie close together"
-    return None
+    starts = [0]
+    while starts[-1] < rows.shape[1]:
+        is_close = (rows - rows[:, starts[-1], None]) * decay <= _MAX_DECAY
+        starts.append(min(int(is_close.sum(1).min()), starts[-1] + _ROWS))
+        if len(starts) > _MAX_BLOCKS + 1:
+            return "a channel decays very often within the series"
+    return _Pairs(inputs, tiny, [slice(*x) for x in itertools.pairwise(starts)])
 
 
 def _fastest(omega: Tensor, zeta: Tensor) -> Tensor:
@@ -191,56 +204,50 @@ class _Waves:
         phase = by.turning * time
         self.cos, self.sin = phase.cos(), phase.sin_()
 
-    def modes(self) -> tuple[Tensor, Tensor]:
-        """Return both modes ``[B, H, C, N]``."""
-        sin = self.sin if self.over is None else self.sin + self.over
-        return self.fade * self.cos, self.fade_second * sin
+    def modes(self, rows: slice) -> tuple[Tensor, Tensor]:
+        """Return both modes ``[B, H, C, R]`` at some of the times."""
+        cos, sin = self.cos[..., rows], self.sin[..., rows]
+        sin = sin if self.over is None else sin + self.over
+        return self.fade[..., rows] * cos, self.fade_second[..., rows] * sin
 
-    def keys(self, start: Tensor, velocity: Tensor | None, size: int) -> Float[Tensor, "B H F N"]:
-        """Return the factors of tokens ``[B, N, H, C]``: both modes, and `begin` if F is 3C."""
-        by, start = self.by, _by_channel(start)
-        batch, heads, channels, num_keys = start.shape
-        first, second = by.first_k * start, by.second_k * start
-        if velocity is not None:
-            velocity = _by_channel(velocity)
-            first.addcmul_(by.first_v, velocity)
-            second.addcmul_(by.second_v, velocity)
-        out = start.new_empty(batch, heads, size, num_keys)
+    def keys(self, tokens: list[Tensor], size: int) -> Float[Tensor, "B H F N"]:
+        """Return the factors of starts (and velocities): both modes, and `begin` if F is 3C."""
+        by, (batch, heads, channels, num_keys) = self.by, tokens[0].shape
+        amplitudes = ((by.first_k, by.first_v), (by.second_k, by.second_v))
+        first, second = (_combine(x, tokens) for x in amplitudes)
+        out = first.new_empty(batch, heads, size, num_keys)
         parts = out.split(channels, dim=2)
         torch.mul(first, self.cos, out=parts[0]).addcmul_(second, self.sin, value=-1.0)
         torch.mul(first, self.sin, out=parts[1]).addcmul_(second, self.cos)
         parts[0].div_(self.fade)
         parts[1].div_(self.fade_second)
         if len(parts) == 3:
-            torch.mul(by.begin_k, start, out=parts[2])
-            if velocity is not None:
-                parts[2].addcmul_(by.begin_v, velocity)
+            parts[2].copy_(_combine((by.begin_k, by.begin_v), tokens))
         return out
 
     def keys_adjoint(
-        self, start: Tensor, velocity: Tensor | None, keys: Tensor, grad: Tensor
-    ) -> tuple[Tensor, Tensor | None, Float[Tensor, "9 H C"]]:
-        """Return gradients of tokens and constants from that of `keys`, which is overwritten."""
-        by, tokens = self.by, [_by_channel(start)]
-        if velocity is not None:
-            tokens.append(_by_channel(velocity))
-        grads = grad.split(start.shape[-1], dim=2)
-        rates = _rate_gradients(grads, keys.split(start.shape[-1], dim=2), self.time)
+        self, tokens: list[Tensor], keys: Tensor, grad: Tensor, total: list[Tensor]
+    ) -> Float[Tensor, "9 H C"]:
+        """Return gradients of constants, and add those of tokens to `total`."""
+        by, channels = self.by, tokens[0].shape[2]
+        grads = grad.split(channels, dim=2)
+        rates = _rate_gradients(grads, keys.split(channels, dim=2), self.time)
         grads[0].div_(self.fade)
         grads[1].div_(self.fade_second)
         first = (grads[0] * self.cos).addcmul_(grads[1], self.sin)
         second = (grads[1] * self.cos).addcmul_(grads[0], self.sin, value=-1.0)
-        parts = (first, second, *grads[2:])
-        factors = ((by.first_k, by.first_v), (by.second_k, by.second_v), (by.begin_k, by.begin_v))
-        found, constants = [], torch.zeros_like(torch.stack(by).squeeze(-1))
-        for which, token in enumerate(tokens):
-            total = torch.zeros_like(token)
-            for number, part in enumerate(parts):
-                total.addcmul_(factors[number][which], part)
+        constants = torch.zeros(9, *grad.shape[1:2], channels, dtype=torch.float64)
+        for number, part in enumerate((first, second, *grads[2:])):
+            for which, token in enumerate(tokens):
                 constants[2 * number + which] = (part * token).sum((0, 3))
-            found.append(_by_token(total))
+                total[which].addcmul_(by[2 * number + which], part)
         constants[6:] = rates
-        return found[0], found[1] if len(found) > 1 else None, constants
+        return constants
+
+
+def _combine(factors: tuple[Tensor, Tensor], tokens: list[Tensor]) -> Tensor:
+    out = factors[0] * tokens[0]
+    return out.addcmul_(factors[1], tokens[1]) if len(tokens) > 1 else out
 
 
 def _rate_gradients(
@@ -271,6 +278,8 @@ class _Block(NamedTuple):
     series: slice
     rows: slice
     keys: slice
+    key_time: Tensor  # [b, 1, 1, I], since the first row
+    row_time: Tensor | None  # [b, 1, 1, R]; None if the rows are the last keys
     hidden: Tensor  # [b, 1, R, I], whether the row does not see the key
     inverse: Tensor  # [b, 1, R, I], one over the gap; 0 for hidden and near pairs
     empty: Tensor | None  # [b, 1, R, 1], rows that see nothing, if there are any
@@ -278,12 +287,6 @@ class _Block(NamedTuple):
     near_row: Tensor  # [P], their rows among all B * M
     near_key: Tensor  # [P], their keys among all B * N
     near_half: Tensor  # [P, 1, 1], half their gap
-
-    def tiles(self, heads: int) -> Iterator[slice]:
-        """Yield heads to work on at once."""
-        step = max(1, _TILE // self.hidden.numel())
-        for first in range(0, heads, step):
-            yield slice(first, min(first + step, heads))
 
     def asked(self, rows: Float[Tensor, "B M H C"]) -> Float[Tensor, "P H C"]:
         """Return the rows of near pairs."""
@@ -306,18 +309,12 @@ class _Block(NamedTuple):
 class _Pairs:
     """The times of a call as blocks of pairs."""
 
-    def __init__(self, inputs: AttentionInputs) -> None:
+    def __init__(self, inputs: AttentionInputs, tiny: float, rows: list[slice]) -> None:
         self.rows, self.cols = inputs.query_times.double(), inputs.key_times.double()
-        start, both = self.cols[:, :1], (inputs.keys, inputs.values)
-        self.key_time = (self.cols - start)[:, None, None]  # [B, 1, 1, N]
         self.is_self = inputs.query_times is inputs.key_times
-        self.row_time = self.key_time
-        if not self.is_self:
-            # Rows before the first key see nothing.
-            self.row_time = (self.rows - start).clamp_(min=0.0)[:, None, None]  # [B, 1, 1, M]
         self.mask, self.strict, self.scale = inputs.mask, inputs.strict, inputs.scale
         self.average, self.return_weights = inputs.value == "average", inputs.return_weights
-        self.tiny = _NEAR / max(float(_fastest(x.omega, x.zeta)) for x in both)
+        self.tiny, self.row_blocks = tiny, rows
         self.heads = inputs.keys.start.shape[2]
         self.is_kept = self.rows.numel() * self.cols.shape[1] * self.heads <= _KEPT
         self._blocks = list(self._cut()) if self.is_kept else None
@@ -327,21 +324,20 @@ class _Pairs:
         return self._cut() if self._blocks is None else self._blocks
 
     def _cut(self) -> Iterator[_Block]:
-        (batch, num_rows), num_keys = self.rows.shape, self.cols.shape[1]
-        step = min(num_rows, _ROWS)
-        group = max(1, _TILE // (step * num_keys * self.heads))
+        (batch, _), num_keys = self.rows.shape, self.cols.shape[1]
+        longest = max(x.stop - x.start for x in self.row_blocks)
+        group = max(1, _TILE // (longest * num_keys * self.heads))
         for b in range(0, batch, group):
-            series = slice(b, min(b + group, batch))
-            for j in range(0, num_rows, step):
-                yield self._block(series, slice(j, min(j + step, num_rows)))
+            for rows in self.row_blocks:
+                yield self._block(slice(b, min(b + group, batch)), rows)
 
     def _block(self, series: slice, rows: slice) -> _Block:
         (_, num_rows), num_keys = self.rows.shape, self.cols.shape[1]
-        stop = num_keys
-        if rows.stop - rows.start < num_rows:
-            seen = self.cols[series] <= self.rows[series, rows.stop - 1, None]
-            stop = max(1, int(seen.sum(1).max()))
-        gap = self.rows[series, rows, None] - self.cols[series, None, :stop]
+        times, cols, stop = self.rows[series, rows], self.cols[series], num_keys
+        if len(self.row_blocks) > 1:
+            stop = max(1, int((cols <= times[:, -1:]).sum(1).max()))
+        cols = cols[:, :stop]
+        gap = times[:, :, None] - cols[:, None]
         hidden = gap <= 0 if self.strict else gap < 0
         if self.mask is not None:
             hidden |= ~self.mask[series, None, :stop]
@@ -351,8 +347,12 @@ class _Pairs:
         near = (near_row, (b + series.start) * num_keys + i, 0.5 * gap[b, j, i][:, None, None])
         inverse = gap.reciprocal_().masked_fill_(is_near.logical_or_(hidden), 0.0)
         empty = hidden.all(-1, keepdim=True)[:, None]
+        # Keys after the last row of their series are hidden from all: they need only be finite.
+        key_time = (torch.minimum(cols, times[:, -1:]) - times[:, :1])[:, None, None]
+        row_time = None if self.is_self else (times - times[:, :1])[:, None, None]
+        where = (series, rows, slice(0, stop), key_time, row_time)
         shown = (hidden[:, None], inverse[:, None], empty if bool(empty.any()) else None)
-        return _Block(series, rows, slice(0, stop), *shown, (b, slice(None), j, i), *near)
+        return _Block(*where, *shown, (b, slice(None), j, i), *near)
 
 
 class _Scratch:
@@ -389,58 +389,94 @@ def _rows_adjoint(
     return total.add_(rest[0]) if rest else total
 
 
+class _Side:
+    """Keys against the query, or values: their factors in one block."""
+
+    def __init__(self, tokens: list[Tensor], constants: Tensor, block: _Block, size: int) -> None:
+        self.waves = _Waves(constants, block.key_time)
+        self.tokens = [x[block.series, ..., block.keys] for x in tokens]
+        self.keys = self.waves.keys(self.tokens, size)  # [b, H, F, I]
+        if block.row_time is None:
+            self.row_time, self.modes = (
+                block.key_time[..., block.rows],
+                self.waves.modes(block.rows),
+            )
+        else:
+            self.row_time = block.row_time
+            self.modes = _Waves(constants, block.row_time).modes(slice(None))
+
+    def rows(self, token: Float[Tensor, "b H C R"]) -> Float[Tensor, "b H F R"]:
+        """Return the factors of rows that multiply `token`."""
+        return _rows(token, self.modes, self.keys.shape[2])
+
+    def adjoint(
+        self, rows: Tensor, of_rows: Tensor, of_keys: Tensor, total: list[Tensor], block: _Block
+    ) -> Float[Tensor, "9 H C"]:
+        """Return gradients of constants from those of both factors; add those of tokens."""
+        total = [x[block.series, ..., block.keys] for x in total]
+        constants = self.waves.keys_adjoint(self.tokens, self.keys, of_keys, total)
+        channels = self.tokens[0].shape[2]
+        parts = of_rows.split(channels, dim=2), rows.split(channels, dim=2)
+        constants[6:] += _rate_gradients(*parts, self.row_time, -1.0)
+        return constants
+
+
 class _Tile(NamedTuple):
-    """Some heads of a block, with the factors of its rows and keys."""
+    """The matrix products of one block."""
 
     block: _Block
-    heads: slice
+    heads: int
     scratch: _Scratch
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """Sizes ``[b, H, R, I]``."""
         hidden = self.block.hidden.shape
-        return (hidden[0], self.heads.stop - self.heads.start, *hidden[2:])
+        return (hidden[0], self.heads, *hidden[2:])
 
-    def rows(self, x: Float[Tensor, "B H F M"]) -> Float[Tensor, "bh F R"]:
-        """Return the part of factors of rows."""
-        return x[self.block.series, self.heads, :, self.block.rows].flatten(0, 1)
-
-    def keys(self, x: Float[Tensor, "B H F N"]) -> Float[Tensor, "bh F I"]:
-        """Return the part of factors of keys."""
-        return x[self.block.series, self.heads, :, self.block.keys].flatten(0, 1)
-
-    def product(self, rows: Tensor, keys: Tensor) -> Float[Tensor, "b h R I"]:
+    def product(self, rows: Tensor, keys: Tensor) -> Float[Tensor, "b H R I"]:
         """Return the products of all pairs."""
         out = self.scratch.take("product", self.shape)
-        torch.bmm(self.rows(rows).transpose(1, 2), self.keys(keys), out=out.flatten(0, 1))
+        left = rows.flatten(0, 1).transpose(1, 2)
+        torch.bmm(left, keys.flatten(0, 1), out=out.flatten(0, 1))
         return out
 
+    def to_rows(self, keys: Tensor, weights: Tensor) -> Float[Tensor, "b H F R"]:
+        """Return sums over the keys of a row."""
+        found = torch.bmm(keys.flatten(0, 1), weights.flatten(0, 1).transpose(1, 2))
+        return found.view(*keys.shape[:3], -1)
+
+    def to_keys(self, rows: Tensor, weights: Tensor) -> Float[Tensor, "b H F I"]:
+        """Return sums over the rows of a key."""
+        found = torch.bmm(rows.flatten(0, 1), weights.flatten(0, 1))
+        return found.view(*rows.shape[:3], -1)
+
     def weights(self, rows: Tensor, keys: Tensor, near: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the softmax and the logits ``[b, h, R, I]``; `near` has those of near pairs."""
+        """Return the softmax and the logits ``[b, H, R, I]``; `near` has those of near pairs."""
         product = self.product(rows, keys).mul_(self.block.inverse)
         logits = self.scratch.take("logits", self.shape, torch.float32).copy_(product)
-        logits[self.block.near] = near[:, self.heads]
+        logits[self.block.near] = near.float()
         logits.masked_fill_(self.block.hidden, -torch.inf)
         p = torch.softmax(logits, -1)
         if self.block.empty is not None:
             p.masked_fill_(self.block.empty, 0.0)
         return p, logits
 
-    def logsumexp(self, logits: Tensor, p: Tensor) -> Float[Tensor, "b h R"]:
+    def logsumexp(self, logits: Tensor, p: Tensor) -> Float[Tensor, "b H R"]:
         """Return it from the largest entry of each row."""
         lse = logits.amax(-1).sub_(p.amax(-1).log_())
         if self.block.empty is not None:
             lse.masked_fill_(self.block.empty.squeeze(-1), -torch.inf)
         return lse
 
-    def shares(self, p: Tensor, average: bool) -> Float[Tensor, "bh R I"]:
+    def shares(self, p: Tensor, average: bool) -> Float[Tensor, "b H R I"]:
         """Return what weights the factors of values have."""
         out = self.scratch.take("shares", self.shape)
-        if average:
-            torch.mul(p, self.block.inverse, out=out)
-        else:
-            out.copy_(p)
-        return out.flatten(0, 1)
+        return torch.mul(p, self.block.inverse, out=out) if average else out.copy_(p)
+
+
+def _by_side(*tokens: Tensor | None) -> list[Tensor]:
+    return [_by_channel(x) for x in tokens if x is not None]
 
 
 class _Attention(torch.autograd.Function):
@@ -448,40 +484,35 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *args: Any) -> tuple[Tensor, Tensor, Tensor | None]:
-        q, k, k_velocity, v, v_velocity, *constants, pairs = args
+        q, k, k_velocity, v, v_velocity, key_constants, value_constants, pairs = args
         batch, num_rows, heads, channels = q.shape
         size = (3 if pairs.average else 2) * channels
-        at_keys = tuple(_Waves(x, pairs.key_time) for x in constants)
-        at_rows = at_keys
-        if not pairs.is_self:
-            at_rows = tuple(_Waves(x, pairs.row_time) for x in constants)
-        modes = tuple(x.modes() for x in at_rows)
-        queries = _rows(_by_channel(q).mul_(pairs.scale), modes[0], 3 * channels)
-        keys = at_keys[0].keys(k, k_velocity, 3 * channels)
-        values = at_keys[1].keys(v, v_velocity, size)
-        sums = values.new_empty(batch, heads, size, num_rows)
+        query = _by_channel(q).mul_(pairs.scale)
+        key_tokens, value_tokens = _by_side(k, k_velocity), _by_side(v, v_velocity)
+        out = torch.empty_like(query)
         lse = torch.empty(batch, heads, num_rows)
-        near_out = values.new_zeros(batch * num_rows, heads, channels)
+        near_out = query.new_zeros(batch * num_rows, heads, channels)
         weights = torch.zeros(batch, heads, num_rows, k.shape[1]) if pairs.return_weights else None
         kept, scratch = [], _Scratch()
         for block in pairs.blocks():
-            near = (block.asked(q) * block.moved(k, k_velocity)).sum(-1).mul_(pairs.scale).float()
-            near_values = block.moved(v, v_velocity) if pairs.average else None
-            for part in block.tiles(heads):
-                tile = _Tile(block, part, scratch)
-                p, logits = tile.weights(queries, keys, near)
-                kept += [p] if pairs.is_kept else []
-                lse[block.series, part, block.rows] = tile.logsumexp(logits, p)
-                if weights is not None:
-                    weights[block.series, part, block.rows, block.keys] = p
-                if near_values is not None:
-                    found = p[block.near].unsqueeze(-1) * near_values[:, part]
-                    near_out[:, part].index_add_(0, block.near_row, found)
-                found = torch.bmm(tile.keys(values), tile.shares(p, pairs.average).transpose(1, 2))
-                sums[block.series, part, :, block.rows] = found.unflatten(0, p.shape[:2])
-        exact = _by_token(_rows_adjoint(modes[1], sums)).add_(near_out.view(q.shape))
-        ctx.save_for_backward(q, k, k_velocity, v, v_velocity)
-        ctx.rest = pairs, at_keys, modes, queries, keys, values, sums, exact, kept
+            where = (block.series, slice(None), slice(None), block.rows)
+            keys = _Side(key_tokens, key_constants, block, 3 * channels)
+            values = _Side(value_tokens, value_constants, block, size)
+            near = (block.asked(q) * block.moved(k, k_velocity)).sum(-1).mul_(pairs.scale)
+            tile = _Tile(block, heads, scratch)
+            p, logits = tile.weights(keys.rows(query[where]), keys.keys, near)
+            lse[block.series, :, block.rows] = tile.logsumexp(logits, p)
+            if weights is not None:
+                weights[block.series, :, block.rows, block.keys] = p
+            if pairs.average:
+                found = p[block.near].unsqueeze(-1) * block.moved(v, v_velocity)
+                near_out.index_add_(0, block.near_row, found)
+            sums = tile.to_rows(values.keys, tile.shares(p, pairs.average))
+            out[where] = _rows_adjoint(values.modes, sums)
+            kept += [(p, sums)] if pairs.is_kept else []
+        exact = _by_token(out).add_(near_out.view(q.shape))
+        ctx.save_for_backward(q, k, k_velocity, v, v_velocity, key_constants, value_constants)
+        ctx.rest = pairs, exact, kept
         ctx.set_materialize_grads(False)
         if weights is not None:
             weights = weights.to(v.dtype)
@@ -491,58 +522,61 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        q, k, k_velocity, v, v_velocity = tokens = ctx.saved_tensors
-        pairs, at_keys, modes, queries, keys, values, sums, exact, kept = ctx.rest
+        *tokens, key_constants, value_constants = ctx.saved_tensors
+        q, k, k_velocity, v, v_velocity = tokens
+        pairs, exact, kept = ctx.rest
+        heads, channels = q.shape[2:]
+        size = (3 if pairs.average else 2) * channels
         grad_out = torch.zeros_like(q) if grads[0] is None else grads[0]
         # The softmax takes the mean off its gradient: that is known from the output.
         excess = (grad_out * exact).sum(-1).transpose(1, 2)  # [B, H, M]
         excess = (excess if grads[1] is None else excess - grads[1]).unsqueeze(-1)
-        asks = _rows(_by_channel(grad_out), modes[1], values.shape[2])
-        of_queries = torch.empty_like(queries)
-        of_keys, of_values = torch.zeros_like(keys), torch.zeros_like(values)
-        found: list[Any] = [
+        grad, query = _by_channel(grad_out), _by_channel(q).mul_(pairs.scale)
+        key_tokens, value_tokens = _by_side(k, k_velocity), _by_side(v, v_velocity)
+        of_query = torch.empty_like(query)
+        of_keys, of_values = (
+            [torch.zeros_like(x) for x in side] for side in (key_tokens, value_tokens)
+        )
+        of_constants = torch.zeros_like(key_constants), torch.zeros_like(value_constants)
+        near_of: list[Any] = [
             None if x is None else x.new_zeros(x.shape, dtype=torch.float64) for x in tokens
         ]
-        of_q, of_k, of_k_velocity, of_v, of_v_velocity = found
         scratch, at_hand = _Scratch(), iter(kept)
         for block in pairs.blocks():
+            where = (block.series, slice(None), slice(None), block.rows)
+            keys = _Side(key_tokens, key_constants, block, 3 * channels)
+            values = _Side(value_tokens, value_constants, block, size)
+            rows, asks = keys.rows(query[where]), values.rows(grad[where])
             asked, asking = block.asked(q), block.asked(grad_out)
             near_keys = block.moved(k, k_velocity)
-            near = (asked * near_keys).sum(-1).mul_(pairs.scale)
-            near_slope, near_share = torch.empty_like(near), torch.zeros_like(near)
-            near_grad = (asking * block.moved(v, v_velocity)).sum(-1)
-            for part in block.tiles(q.shape[2]):
-                tile = _Tile(block, part, scratch)
-                p = next(at_hand) if kept else tile.weights(queries, keys, near.float())[0]
-                slope = tile.product(asks, values)
-                if pairs.average:
-                    slope.mul_(block.inverse)
-                    slope[block.near] = near_grad[:, part]
-                    near_share[:, part] = p[block.near].double()
-                slope.sub_(excess[block.series, part, block.rows]).mul_(p)
-                near_slope[:, part] = slope[block.near]
-                slope = slope.mul_(block.inverse).flatten(0, 1)
-                tile.rows(of_queries).copy_(torch.bmm(tile.keys(keys), slope.transpose(1, 2)))
-                tile.keys(of_keys).add_(torch.bmm(tile.rows(queries), slope))
-                shares = tile.shares(p, pairs.average)
-                tile.keys(of_values).add_(torch.bmm(tile.rows(asks), shares))
-            near_slope = near_slope.mul_(pairs.scale).unsqueeze(-1)
-            of_q.flatten(0, 1).index_add_(0, block.near_row, near_slope * near_keys)
-            block.add_moved(of_k, of_k_velocity, near_slope * asked)
-            block.add_moved(of_v, of_v_velocity, near_share.unsqueeze(-1) * asking)
-        of_q.add_(_by_token(_rows_adjoint(modes[0], of_queries)), alpha=pairs.scale)
-        constants = []
-        for waves, start, velocity, factors, grad, rows, of_rows, own in (
-            (at_keys[0], k, k_velocity, keys, of_keys, queries, of_queries, (of_k, of_k_velocity)),
-            (at_keys[1], v, v_velocity, values, of_values, asks, sums, (of_v, of_v_velocity)),
-        ):
-            *of_tokens, of_constants = waves.keys_adjoint(start, velocity, factors, grad)
-            for total, part in zip(own, of_tokens, strict=True):
-                if total is not None:
-                    total.add_(part)
-            size = q.shape[-1]
-            pair = of_rows.split(size, dim=2), rows.split(size, dim=2)
-            of_constants[6:] += _rate_gradients(*pair, pairs.row_time, -1.0)
-            constants.append(of_constants)
-        out = (None if x is None else x.to(y.dtype) for x, y in zip(found, tokens, strict=True))
-        return (*out, *constants, None)
+            tile = _Tile(block, heads, scratch)
+            if kept:
+                p, sums = next(at_hand)
+            else:
+                near = (asked * near_keys).sum(-1).mul_(pairs.scale)
+                p, _ = tile.weights(rows, keys.keys, near)
+            shares = tile.shares(p, pairs.average)
+            sums = sums if kept else tile.to_rows(values.keys, shares)
+            found = tile.to_keys(asks, shares)
+            of_constants[1].add_(values.adjoint(asks, sums, found, of_values, block))
+            slope = tile.product(asks, values.keys)
+            if pairs.average:
+                slope.mul_(block.inverse)
+                slope[block.near] = (asking * block.moved(v, v_velocity)).sum(-1)
+                share = p[block.near].unsqueeze(-1)
+                block.add_moved(*near_of[3:], share * asking)
+            slope.sub_(excess[block.series, :, block.rows]).mul_(p)
+            near_slope = slope[block.near].mul_(pairs.scale).unsqueeze(-1)
+            near_of[0].flatten(0, 1).index_add_(0, block.near_row, near_slope * near_keys)
+            block.add_moved(*near_of[1:3], near_slope * asked)
+            slope.mul_(block.inverse)
+            of_rows, found = tile.to_rows(keys.keys, slope), tile.to_keys(rows, slope)
+            of_query[where] = _rows_adjoint(keys.modes, of_rows)
+            of_constants[0].add_(keys.adjoint(rows, of_rows, found, of_keys, block))
+        of_query.mul_(pairs.scale)
+        channelwise = iter((of_query, *of_keys, *of_values))
+        out = (
+            None if x is None else near.add_(_by_token(next(channelwise))).to(x.dtype)
+            for x, near in zip(tokens, near_of, strict=True)
+        )
+        return (*out, *of_constants, None)
