@@ -39,7 +39,7 @@ BlockKind = Literal["attention", "resonator"]
 BankKind = Literal[
     "log_uniform", "log_spaced", "linear", "random_uniform", "geometric", "harmonics", "data"
 ]
-Backend = Literal["auto", "oracle", "reference", "blocked", "triton"]
+Backend = Literal["auto", "oracle", "reference", "blocked", "short", "triton"]
 Pool = Literal["last", "mean", "max"]
 Statistic = Literal["last", "mean", "min", "max", "rise", "count", "std", "age", "first"]
 LinearHeadName = Literal["auto", "ridge", "logistic"]

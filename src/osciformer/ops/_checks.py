@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 QUERIES = ("hold", "linear", "ridge", "ridge_causal", "anchored", "learned")
 VALUES = ("average", "point")
 DIRECTIONS = ("causal", "bidirectional")
-BACKENDS = ("auto", "oracle", "reference", "blocked", "triton")
+BACKENDS = ("auto", "oracle", "reference", "blocked", "short", "triton")
 
 
 def check_choice(name: str, value: Any, allowed: tuple[str, ...]) -> None:

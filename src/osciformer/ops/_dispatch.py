@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from osciformer.ops._checks import BACKENDS, check_choice
-from osciformer.ops.attention import blocked, oracle, reference, triton
+from osciformer.ops.attention import blocked, oracle, reference, short, triton
 from osciformer.ops.attention.drive import Drive, Role
 
 #: Environment variable that replaces ``backend="auto"``.
 BACKEND_VARIABLE = "OSCIFORMER_BACKEND"
 
 #: Each has a function `attend`.
-MODULES = dict(oracle=oracle, reference=reference, blocked=blocked, triton=triton)
+MODULES = dict(oracle=oracle, reference=reference, blocked=blocked, short=short, triton=triton)
 
 
 def choose_backend(
@@ -24,6 +24,7 @@ def choose_backend(
     drive: Drive | None,
     spectra: Mapping[Role, tuple[Tensor, Tensor]],
     dtype: torch.dtype = torch.float32,
+    length: int | None = None,
 ) -> tuple[str, str]:
     """Return the backend that `backend` stands for and the reason in words.
 
@@ -32,6 +33,7 @@ def choose_backend(
         drive: The drive of the call.
         spectra: (omega, zeta) of "key" and "value", on the device of the tokens.
         dtype: Of the tokens.
+        length: Number of rows or of keys, the larger; None is a long series.
 
     Raises:
         RuntimeError: For "triton" where its kernels cannot run, with the remedy.
@@ -55,4 +57,6 @@ def choose_backend(
                 return "reference", f"the drive is in undamped resonance with a {role} channel"
     if device.type == "cuda" and dtype in triton.DTYPES and triton.missing(device) is None:
         return "triton", "kernels for CUDA; what they do not serve runs on 'blocked'"
+    if length is not None and short.is_for(device, dtype, length):
+        return "short", "one product for short series; what it does not serve runs on 'blocked'"
     return "blocked", "exact and fast on any device"

@@ -22,7 +22,7 @@ from osciformer.ops.padding import blank_absent, clean_times
 
 ValueMode = Literal["average", "point"]
 Direction = Literal["causal", "bidirectional"]
-Backend = Literal["auto", "oracle", "reference", "blocked", "triton"]
+Backend = Literal["auto", "oracle", "reference", "blocked", "short", "triton"]
 
 
 def oscillator_attention(
@@ -100,10 +100,11 @@ def oscillator_attention(
             in a fit.
         scale: Factor of the logits; None is $1/\sqrt C$.
         backend: ``auto`` is what `choose_backend` says: ``triton`` for tokens on a CUDA device,
-            float64 excepted, else ``blocked``. The environment variable OSCIFORMER_BACKEND replaces
-            it. What ``triton`` has no kernel for runs on ``blocked``, and a warning says so once.
+            float64 excepted, ``short`` for short series on a CPU, else ``blocked``. The environment
+            variable OSCIFORMER_BACKEND replaces it. What ``short`` and ``triton`` do not serve runs
+            on ``blocked``; of the latter, a warning says so once.
         return_weights: Also return the weights (memory M times N). They carry gradients from
-            ``oracle`` and ``reference``; those of ``blocked`` are detached.
+            ``oracle`` and ``reference``; those of the others are detached.
         key_equilibrium: Rest position of each key, the paper's $c_i$; None is 0.
         value_equilibrium: Rest position of each value; None is 0.
 
@@ -138,7 +139,8 @@ def oscillator_attention(
     is_self = query_times is key_times
     if not is_self:
         _checks.check_times("query_times", query_times, query_mask, checks)
-    chosen, _ = choose_backend(backend, drive, _spectra(keys, values), k.dtype)
+    length = max(query_times.shape[1], num_keys)
+    chosen, _ = choose_backend(backend, drive, _spectra(keys, values), k.dtype, length)
     # Kernels tolerate bad values, a fit does not: the host reads the checks after the launch.
     is_deferred = chosen == "triton" and query in ("hold", "linear")
     (checks.start if is_deferred else checks.finish)()
@@ -180,7 +182,7 @@ def attend_unchecked(
         weights = out.new_zeros(batch, heads, num_rows, num_keys)
         return AttentionResult(out, lse, weights if inputs.return_weights else None)
     spectra, dtype = _spectra(inputs.keys, inputs.values), inputs.keys.start.dtype
-    name, _ = choose_backend(backend, inputs.drive, spectra, dtype)
+    name, _ = choose_backend(backend, inputs.drive, spectra, dtype, max(num_rows, num_keys))
     attend = MODULES[name].attend
     past: AttentionResult = attend(inputs)
     return past if reversed_path is None else _union(past, attend(inputs.mirrored(reversed_path)))
