@@ -55,7 +55,6 @@ def test_averages_are_those_of_the_differential_equation(drive_modes: int) -> No
     kinds = Kinds("0e+1o")
     settings: dict[str, Any] = {"omega_range": (0.5, 8.0), "zeta_range": (0.05, 1.6)}
     oscillators = AveragedOscillators(kinds, 3, **settings, drive_modes=drive_modes).double()
-    torch.nn.init.normal_(oscillators.velocity.weight)
     gap = 1.7
     pairs = find_neighbours(
         observations(torch.zeros(1, 1, 3, dtype=F64), torch.full((1, 1), gap, dtype=F64)),
@@ -65,13 +64,13 @@ def test_averages_are_those_of_the_differential_equation(drive_modes: int) -> No
     )
     if drive_modes:
         torch.nn.init.normal_(oscillators.gains)
-    start = random(1, 3, 4)
-    found = oscillators(start, pairs)[0].detach()
+    start, velocity = random(1, 3, 4), random(1, 3, 4)
+    found = oscillators(start, velocity, pairs)[0].detach()
 
     of = kinds.of_component
     omega, zeta = oscillators.spectrum.omega[:, of], oscillators.spectrum.zeta[:, of]
     omega, gamma = omega.detach().numpy(), (zeta * omega).detach().numpy()
-    k, u = start[0].numpy(), oscillators.velocity(start)[0].detach().numpy()
+    k, u = start[0].numpy(), velocity[0].numpy()
 
     def force(s: float) -> Any:
         if oscillators.bank is None:
@@ -97,15 +96,17 @@ def test_logit_is_the_integral_of_its_definition() -> None:
     x, y = random(1, 1, 4, 4), random(1, 1, 4, 4)
     found = layer.logits(x, y, pairs)[0].detach()
 
-    query, bridge = layer.query(x)[0, 0].unflatten(0, (2, 2)), layer.key_bridge(pairs)[0]
-    start, of = layer.key(y)[0], layer.keys.of_component
-    omega, zeta = layer.keys.spectrum.omega[:, of], layer.keys.spectrum.zeta[:, of]
+    query, bridge = layer.query(x)[0, 0].unflatten(0, (2, 2)), layer.bridge(pairs)[0, :2]
+    # The first four channels and the first two heads are those of keys.
+    start, velocity = layer.start(y)[0, :, :4], layer.velocity(y)[0, :, :4]
+    spectrum, of = layer.oscillators.spectrum, layer.oscillators.of_component
+    omega, zeta = spectrum.omega[:4, of], spectrum.zeta[:4, of]
 
     def integrand(s: float) -> Any:  # underdamped: the range of zeta starts and stays below 1
         gamma, turn = zeta * omega, omega * (1 - zeta**2).sqrt()
         cos, sin = (turn * s).cos(), (turn * s).sin() / turn
         decay = (-gamma * s).exp()
-        moved = decay * ((cos + gamma * sin) * start + sin * layer.keys.velocity(start))
+        moved = decay * ((cos + gamma * sin) * start + sin * velocity)
         crossed = torch.einsum("hst,hct->hcs", bridge, moved[0].unflatten(0, (2, 2)))
         return (layer.scale * (query * crossed).sum(dim=(-2, -1))).detach().numpy()
 
@@ -248,6 +249,7 @@ def test_a_read_before_the_first_observation_is_zero() -> None:
         ({"kinds": "0e"}, "irreps_in has 1o, which is not among kinds='0e'"),
         ({"channels": 6}, "multiple of num_heads; got channels=6, num_heads=4"),
         ({"basis": "splines"}, "one of bessel, gaussian; got 'splines'"),
+        ({"num_layers": 0}, "num_layers must be at least 1; got 0"),
         ({"num_radial": 0}, "num_radial must be at least 1; got 0"),
         ({"cutoff": 0.0}, "cutoff must be positive; got 0.0"),
     ],

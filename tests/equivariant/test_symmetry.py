@@ -175,10 +175,9 @@ def test_order_of_observations_and_numbers_of_points_do_not_matter() -> None:
 def test_a_spectrum_for_each_component_breaks_it() -> None:
     model = make_model(drive_modes=0)
     for block in model.blocks:
-        for oscillators in (block.attention.keys, block.attention.values):
-            size = model.kinds.size
-            oscillators.spectrum = Spectrum(4, size, omega_range=(0.5, 20.0)).double()
-            oscillators.of_component = torch.arange(size)
+        size, oscillators = model.kinds.size, block.attention.oscillators
+        oscillators.spectrum = Spectrum(8, size, omega_range=(0.5, 20.0)).double()
+        oscillators.of_component = torch.arange(size)
     assert turn_error(model, random_rotation(0, improper=False)) > 1e-2
 
 

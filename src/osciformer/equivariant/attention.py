@@ -17,9 +17,9 @@ from osciformer.ops.attention.gap import transition
 class AveragedOscillators(nn.Module):
     r"""Oscillators that tokens start, averaged from their own time to that of a row.
 
-    One $(\omega, \zeta)$, one velocity map and one set of drive gains for all components of a kind:
-    then a turned start gives a turned trajectory. Position $K_i$ and velocity $U K_i$ at the start;
-    the drive is $\sum_m K_i (g_m \cos\varpi_m s + h_m \sin\varpi_m s)$, s since the start.
+    One $(\omega, \zeta)$ and one set of drive gains for all components of a kind: then a turned
+    start gives a turned trajectory. The drive is $\sum_m x_i (g_m \cos\varpi_m s + h_m
+    \sin\varpi_m s)$, with $x_i$ the position at the start and s the time since.
 
     Args:
         kinds: Kinds of a channel.
@@ -44,7 +44,6 @@ class AveragedOscillators(nn.Module):
         self.spectrum = Spectrum(
             channels, len(kinds), omega_range=omega_range, zeta_range=zeta_range
         )
-        self.velocity = ChannelLinear(kinds, channels, channels, bias=False, zero=True)
         self.bank = None
         if drive_modes:
             self.bank = FrequencyBank("log_spaced", drive_modes, omega_range=omega_range)
@@ -67,10 +66,15 @@ class AveragedOscillators(nn.Module):
             position = position + turned.sum(dim=-2).to(position.dtype)
         return position.unflatten(-1, shape), (over.i12 / length).unflatten(-1, shape)
 
-    def forward(self, start: Float[Tensor, "N U S"], pairs: Neighbours) -> Float[Tensor, "E U S"]:
+    def forward(
+        self, start: Float[Tensor, "N U S"], velocity: Float[Tensor, "N U S"], pairs: Neighbours
+    ) -> Float[Tensor, "E U S"]:
         """Return the average of each pair's key from the key's time to the row's."""
-        position, velocity = (x[..., self.of_component] for x in self.coefficients(pairs.gaps))
-        return position * start[pairs.keys] + velocity * self.velocity(start)[pairs.keys]
+        averages = self.coefficients(pairs.gaps)
+        from_start, from_velocity = (x.index_select(-1, self.of_component) for x in averages)
+        # index_select, here and below, has a much faster gradient than plain indexing.
+        start, velocity = (x.index_select(0, pairs.keys) for x in (start, velocity))
+        return torch.addcmul(from_start * start, from_velocity, velocity)
 
 
 class Bridge(ExactBuffers):
@@ -78,7 +82,8 @@ class Bridge(ExactBuffers):
 
     $$A_h(r) = \sum_p f_{hp}(|r|)\, C_p Y_l(\hat r), \qquad A(Rr) = D(R)\, A(r)\, D(R)^T$$
 
-    over the paths p, with Clebsch-Gordan coefficients C and learned radial weights f, linear in the radial basis.
+    over the paths p, with Clebsch-Gordan coefficients C and learned radial weights f, which are
+    linear in the radial basis.
 
     Args:
         kinds: Kinds of a channel.
@@ -106,7 +111,7 @@ class Bridge(ExactBuffers):
     def forward(self, pairs: Neighbours) -> Float[Tensor, "E H S S"]:
         """Return the matrices of all pairs."""
         weights = torch.einsum("epn,hpn->ehp", pairs.radial[:, self.degree], self.weight)
-        columns = weights[..., self.path] * pairs.harmonics[:, None, self.harmonic]
+        columns = weights.index_select(-1, self.path) * pairs.harmonics[:, None, self.harmonic]
         return torch.einsum("ehj,jst->ehst", columns, self.matrices.to(columns.dtype))
 
 
@@ -116,10 +121,10 @@ class EquivariantAttention(nn.Module):
     $$\alpha_{ji} = \frac{1}{t_j - t_i}\int_{t_i}^{t_j} \langle Q_j, A(r_{ji})\,k_i(\tau)\rangle
     \,d\tau, \qquad o_j = \sum_i p_{ji}\,B(r_{ji})\,\bar v_i(t_j)$$
 
-    with keys and values that are damped oscillators, see `AveragedOscillators`, $r_{ji}$ the place
-    of the row minus that of the token, and A, B two `Bridge`s. p is the softmax of
-    $\alpha / \sqrt{C S}$, each term weighted by how much the token is in sight. A row that sees
-    nothing gets zeros.
+    with keys and values that are damped oscillators, see `AveragedOscillators`, whose starts and
+    velocities are linear in the token, $r_{ji}$ the place of the row minus that of the token, and
+    matrices A, B of a `Bridge`. p is the softmax of $\alpha / \sqrt{C S}$, each term weighted by
+    how much the token is in sight. A row that sees nothing gathers nothing.
 
     Args:
         kinds: Kinds of a channel.
@@ -149,30 +154,19 @@ class EquivariantAttention(nn.Module):
         self.num_heads = num_heads
         self.scale = (channels // num_heads * kinds.size) ** -0.5
 
-        def oscillators() -> AveragedOscillators:
-            return AveragedOscillators(
-                kinds,
-                channels,
-                omega_range=omega_range,
-                zeta_range=zeta_range,
-                drive_modes=drive_modes,
-            )
-
-        self.query, self.key, self.value, self.output = (
-            ChannelLinear(kinds, channels, channels) for _ in range(4)
+        self.query = ChannelLinear(kinds, channels, channels)
+        # Keys and values are made, and oscillate, together.
+        self.start = ChannelLinear(kinds, channels, 2 * channels)
+        self.velocity = ChannelLinear(kinds, channels, 2 * channels, bias=False, zero=True)
+        self.oscillators = AveragedOscillators(
+            kinds,
+            2 * channels,
+            omega_range=omega_range,
+            zeta_range=zeta_range,
+            drive_modes=drive_modes,
         )
-        self.keys, self.values = oscillators(), oscillators()
-        self.key_bridge = Bridge(kinds, num_heads, num_radial)
-        self.value_bridge = Bridge(kinds, num_heads, num_radial)
-
-    def logits(
-        self, rows: Float[Tensor, "B M U S"], tokens: Float[Tensor, "B N U S"], pairs: Neighbours
-    ) -> Float[Tensor, "E H"]:
-        """Return the logit of each pair and head."""
-        keys = self._heads(self.keys(self.key(tokens).flatten(0, 1), pairs))
-        query = self._heads(self.query(rows).flatten(0, 1)[pairs.rows])
-        crossed = torch.einsum("ehst,ehct->ehcs", self.key_bridge(pairs), keys)
-        return self.scale * (query * crossed).sum(dim=(-2, -1))
+        self.bridge = Bridge(kinds, 2 * num_heads, num_radial)
+        self.output = ChannelLinear(kinds, channels, channels)
 
     def forward(
         self, rows: Float[Tensor, "B M U S"], tokens: Float[Tensor, "B N U S"], pairs: Neighbours
@@ -184,17 +178,29 @@ class EquivariantAttention(nn.Module):
             tokens: Features of what is attended to.
             pairs: Who sees whom, of `find_neighbours`.
         """
+        logits, values = self._attend(rows, tokens, pairs)
         num_rows = pairs.shape[0] * pairs.shape[1]
-        weights = _softmax(self.logits(rows, tokens, pairs), pairs, num_rows)
-        values = self._heads(self.values(self.value(tokens).flatten(0, 1), pairs))
-        bridge = weights[..., None, None] * self.value_bridge(pairs)
-        messages = torch.einsum("ehst,ehct->ehcs", bridge, values).flatten(1, 2)
+        weights = _softmax(logits, pairs, num_rows)
+        messages = (weights[..., None, None] * values).flatten(1, 2)
         gathered = messages.new_zeros(num_rows, *messages.shape[1:])
         gathered = gathered.index_add(0, pairs.rows, messages)
         return self.output(gathered.unflatten(0, pairs.shape))
 
-    def _heads(self, x: Tensor) -> Tensor:
-        return x.unflatten(1, (self.num_heads, -1))
+    def logits(
+        self, rows: Float[Tensor, "B M U S"], tokens: Float[Tensor, "B N U S"], pairs: Neighbours
+    ) -> Float[Tensor, "E H"]:
+        """Return the logit of each pair and head; arguments are those of `forward`."""
+        return self._attend(rows, tokens, pairs)[0]
+
+    def _attend(self, rows: Tensor, tokens: Tensor, pairs: Neighbours) -> tuple[Tensor, Tensor]:
+        """Return logits ``[E, H]`` and values at the row's place ``[E, H, C, S]``."""
+        tokens = tokens.flatten(0, 1)
+        averaged = self.oscillators(self.start(tokens), self.velocity(tokens), pairs)
+        heads = averaged.unflatten(1, (2 * self.num_heads, -1))
+        keys, values = torch.einsum("ehst,ehct->ehcs", self.bridge(pairs), heads).chunk(2, dim=1)
+        query = self.query(rows).flatten(0, 1).index_select(0, pairs.rows)
+        logits = (query.unflatten(1, (self.num_heads, -1)) * keys).sum(dim=(-2, -1))
+        return self.scale * logits, values
 
 
 def _softmax(logits: Tensor, pairs: Neighbours, num_rows: int) -> Tensor:
@@ -202,7 +208,7 @@ def _softmax(logits: Tensor, pairs: Neighbours, num_rows: int) -> Tensor:
     index = pairs.rows[:, None].expand_as(logits)
     blank = logits.new_full((num_rows, logits.shape[1]), -torch.inf)
     largest = blank.scatter_reduce(0, index, logits.detach(), "amax")
-    terms = pairs.weight[:, None] * torch.exp(logits - largest[pairs.rows])
+    terms = pairs.weight[:, None] * torch.exp(logits - largest.index_select(0, pairs.rows))
     total = torch.zeros_like(blank).index_add(0, pairs.rows, terms)
     # The sight of the only neighbour may underflow on the edge of the neighbourhood.
-    return terms / total[pairs.rows].clamp(min=torch.finfo(terms.dtype).tiny)
+    return terms / total.index_select(0, pairs.rows).clamp(min=torch.finfo(terms.dtype).tiny)

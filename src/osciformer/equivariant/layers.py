@@ -34,7 +34,7 @@ class ChannelLinear(nn.Module):
     def forward(self, x: Float[Tensor, "*B U S"]) -> Float[Tensor, "*B V S"]:
         """Return the mixed channels."""
         rows = x.flatten(0, -3).permute(2, 0, 1)  # one matrix product a component
-        mixed = (rows @ self.weight[self.of_component]).permute(1, 2, 0)
+        mixed = (rows @ self.weight.index_select(0, self.of_component)).permute(1, 2, 0)
         if self.bias is not None:
             scalar = mixed[..., :1] + self.bias[:, None]
             mixed = torch.cat([scalar, mixed[..., 1:]], dim=-1)
@@ -56,7 +56,7 @@ class ChannelNorm(nn.Module):
     def forward(self, x: Float[Tensor, "*B U S"]) -> Float[Tensor, "*B U S"]:
         """Return features of unit size; zeros stay zeros."""
         size = (x.square().mean(dim=-2, keepdim=True) @ self.pool + 1e-5).rsqrt()
-        return x * (self.weight * size)[..., self.of_component]
+        return x * (self.weight * size).index_select(-1, self.of_component)
 
 
 class GatedFeedForward(nn.Module):
@@ -88,7 +88,7 @@ class GatedFeedForward(nn.Module):
         invariants = torch.cat([x[..., :1], x.square() @ self.pool[:, 1:]], dim=-1)
         gates = self.gates(invariants.flatten(-2)).unflatten(-1, invariants.shape[-2:])
         scalars = nn.functional.silu(gates[..., :1])
-        others = x[..., 1:] * gates.sigmoid()[..., self.of_component[1:]]
+        others = x[..., 1:] * gates.sigmoid().index_select(-1, self.of_component[1:])
         return self.contract(torch.cat([scalars, others], dim=-1))
 
 

@@ -100,6 +100,8 @@ class EquivariantOsciFormer(nn.Module):
                     f"{name} has {', '.join(unknown)}, which is not among kinds={known!r}; add it"
                 )
         check_reach(cutoff, window)
+        if num_layers < 1:
+            raise ValueError(f"num_layers must be at least 1; got {num_layers}")
         self.cutoff, self.window = cutoff, window
         degree = 2 * max(kind.l for kind in self.kinds.all)
         self.basis = RadialBasis(basis, num_radial, degree)
@@ -139,8 +141,8 @@ class EquivariantOsciFormer(nn.Module):
         if (query_points is None) != (query_times is None):
             raise ValueError("query_points and query_times must be given together")
         tokens = self.kinds.stack(self.embedding(x))
-        among = self._neighbours(seen, seen)
         if query_points is None or query_times is None:
+            among = self._neighbours(seen, seen)
             for block in self.blocks:
                 tokens = block(tokens, tokens, among)
             return self._result(tokens, seen.mask)
@@ -150,12 +152,16 @@ class EquivariantOsciFormer(nn.Module):
         from_first = last.clamp(min=0)
         places = seen.positions.take_along_dim(from_first[..., None], dim=1)
         asked = Observations(places, query_times, query_points, last >= 0)
-        across = self._neighbours(asked, seen)
         rows = tokens.take_along_dim(from_first[..., None, None], dim=1)
-        for number, block in enumerate(self.blocks, start=1):
-            rows = block(rows, tokens, across)
-            if number < len(self.blocks):  # no read sees what the last block makes of tokens
-                tokens = block(tokens, tokens, among)
+        if len(self.blocks) > 1:
+            both = Observations(*(torch.cat(x, dim=1) for x in zip(seen, asked, strict=True)))
+            sizes, pairs = (tokens.shape[1], rows.shape[1]), self._neighbours(both, seen)
+            for block in self.blocks[:-1]:
+                tokens, rows = block(torch.cat([tokens, rows], dim=1), tokens, pairs).split(
+                    sizes, dim=1
+                )
+        # No read sees what the last block would make of the observations.
+        rows = self.blocks[-1](rows, tokens, self._neighbours(asked, seen))
         return self._result(rows, asked.mask)
 
     def _neighbours(self, rows: Observations, keys: Observations) -> Neighbours:
