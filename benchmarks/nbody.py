@@ -2,6 +2,7 @@
 
     PYTHONPATH=src python benchmarks/nbody.py --output nbody.jsonl                # hours on a CPU
     PYTHONPATH=src python benchmarks/nbody.py --output nbody.jsonl --device cuda --models egnn,plain
+    PYTHONPATH=src python benchmarks/nbody.py --output flat.jsonl --flat --sizes 1000
     PYTHONPATH=src python benchmarks/nbody.py --output cost.jsonl --cost --device cuda
     PYTHONPATH=src python benchmarks/nbody.py --output toy.jsonl --quick          # to see it run
     PYTHONPATH=src python benchmarks/nbody.py --table nbody.jsonl cost.jsonl      # Markdown
@@ -20,12 +21,13 @@ then as a feature. `constant_velocity` is the forecast itself.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -111,13 +113,19 @@ class Systems(NamedTuple):
         return self._replace(features=features, **turned)
 
 
-def simulate(number: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return charges ``[B, 5]``, positions and velocities ``[T, B, 5, 3]`` at all steps."""
+def simulate(number: int, seed: int, *, flat: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+    """Return charges ``[B, 5]``, positions and velocities ``[T, B, 5, 3]`` at all steps.
+
+    `flat` systems start, and so stay, close to a plane that is the same for all.
+    """
     generator = torch.Generator().manual_seed(seed)
     shape = (number, BODIES, 3)
     x = torch.randn(shape, generator=generator, dtype=torch.float64)
     v = 0.5 * torch.randn(shape, generator=generator, dtype=torch.float64)
     v = v - v.mean(dim=1, keepdim=True)
+    if flat:
+        x[..., 2] *= 0.1
+        v[..., 2] *= 0.1
     charges = 2.0 * torch.randint(2, shape[:2], generator=generator).double() - 1.0
 
     def force(x: Tensor) -> Tensor:
@@ -136,11 +144,11 @@ def simulate(number: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
     return charges, torch.stack(places), torch.stack(speeds)
 
 
-def make_systems(number: int, seed: int) -> Systems:
+def make_systems(number: int, seed: int, *, flat: bool = False) -> Systems:
     """Return observed systems; those of one seed do not depend on how many there are."""
     chunk = 500
     parts = [
-        _observe(*simulate(chunk, 1000 * seed + k), seed=1000 * seed + k)
+        _observe(*simulate(chunk, 1000 * seed + k, flat=flat), seed=1000 * seed + k)
         for k in range(math.ceil(number / chunk))
     ]
     whole = Systems(*(torch.cat(x) for x in zip(*parts, strict=True)))
@@ -350,7 +358,14 @@ def random_rotations(number: int, generator: torch.Generator) -> Tensor:
 
 
 def train(
-    name: str, systems: Systems, check: Systems, seed: int, *, steps: int, seconds: float
+    name: str,
+    systems: Systems,
+    check: Systems,
+    seed: int,
+    *,
+    steps: int,
+    seconds: float,
+    rate: float,
 ) -> tuple[nn.Module, Row]:
     """Return a trained model, the best of its epochs on `check`, and what training took.
 
@@ -362,7 +377,7 @@ def train(
     model = make_model(name).to(device)
     if name == "constant_velocity":
         return model, {"steps": 0, "seconds": 0.0, "parameters": 0}
-    optimizer = torch.optim.AdamW(parameter_groups(model, DECAY), lr=RATE)
+    optimizer = torch.optim.AdamW(parameter_groups(model, DECAY), lr=rate)
     best, kept, count, started, part = math.inf, {}, 0, time.perf_counter(), 0.0
     batches: list[Tensor] = []
     while part < 1.0:
@@ -380,7 +395,7 @@ def train(
             batch = batch.turn(random_rotations(len(batch.times), generator).to(device))
         warm = min(1.0, (count + 1) / 50)
         for group in optimizer.param_groups:
-            group["lr"] = RATE * warm * 0.5 * (1.0 + math.cos(math.pi * min(1.0, part)))
+            group["lr"] = rate * warm * 0.5 * (1.0 + math.cos(math.pi * min(1.0, part)))
         optimizer.zero_grad(set_to_none=True)
         error(predict(model, batch), batch).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -409,14 +424,14 @@ def score(model: nn.Module, test: Systems) -> Row:
     }
 
 
-def cost_rows(device: torch.device, *, quick: bool) -> list[Row]:
+def cost_rows(device: torch.device, backend: str, *, quick: bool) -> list[Row]:
     """Return times of a forward and backward pass of one layer, beside the plain layer's."""
     kinds, channels, batch = Kinds("0e+1o"), NETWORK["channels"], 8
     dim = channels * kinds.size
     heads, radial = NETWORK["num_heads"], NETWORK["num_radial"]
     ranges = {"omega_range": NETWORK["omega_range"]}
     layer = EquivariantAttention(kinds, channels, heads, num_radial=radial, **ranges).to(device)
-    plain = OscillatorAttention(dim, heads, **ranges).to(device)
+    plain = OscillatorAttention(dim, heads, backend=backend, **ranges).to(device)
     basis = RadialBasis("bessel", radial, 2)
     grids = [(5, 8)] if quick else [(5, n) for n in (4, 8, 16, 32)]
     grids += [] if quick else [(n, 8) for n in (10, 20, 40)]
@@ -438,7 +453,7 @@ def cost_rows(device: torch.device, *, quick: bool) -> list[Row]:
             return found
 
         calls = {
-            "plain": lambda x=x, times=times: plain(x.flatten(2), times),
+            f"plain ({backend})": lambda x=x, times=times: plain(x.flatten(2), times),
             "equivariant": lambda side=side, attend=attend: attend(2.0 * side),
             "equivariant, cut-off 1": lambda attend=attend: attend(1.0),
         }
@@ -462,30 +477,44 @@ def _median_seconds(call: Any, device: torch.device, *, repeats: int) -> float:
     return statistics.median(found[2:])
 
 
+TITLES = {
+    "mse": "error",
+    "mse_turned": "error, test systems turned",
+    "turn_error": "root mean square failure to turn",
+    "distance": "mean distance",
+    "steps": "steps",
+}
+
+
+def _range(numbers: Iterable[int]) -> str:
+    found = sorted(set(numbers))
+    return f"{found[0]:,}" if len(found) == 1 else f"{found[0]:,} to {found[-1]:,}"
+
+
+def _errors(rows: Sequence[Row], key: str, title: str) -> list[str]:
+    sizes = sorted({row["size"] for row in rows})
+    forms = {"turn_error": "{:.1e}", "steps": "{:.0f}"}
+
+    def cell(model: str, size: int) -> str:
+        found = [r[key] for r in rows if r["model"] == model and r["size"] == size]
+        return spread(found, forms.get(key, "{:.4f}")) + (f" ({len(found)})" if found else "")
+
+    models = [model for model in MODELS if any(row["model"] == model for row in rows)]
+    body = [[model, *(cell(model, size) for size in sizes)] for model in models]
+    return markdown_table([title, *(f"{size:,} systems (seeds)" for size in sizes)], body)
+
+
 def table(rows: Sequence[Row]) -> list[str]:
     """Return the rows as lines of Markdown."""
     lines: list[str] = []
     errors = [row for row in rows if row["kind"] == "error"]
-    sizes = sorted({row["size"] for row in errors})
     if errors:
-        lines += [PROTOCOL.format(steps=max(row["steps"] for row in errors)), ""]
-
-    def cell(model: str, key: str, size: int) -> str:
-        found = [r[key] for r in errors if r["model"] == model and r["size"] == size]
-        form = "{:.1e}" if key == "turn_error" else "{:.4f}"
-        return spread(found, form) + (f" ({len(found)})" if found else "")
-
-    titles = {"mse": "error", "mse_turned": "error, test systems turned"}
-    titles |= {"turn_error": "root mean square failure to turn"}
-    for key, title in titles.items():
-        body = [
-            [model, *(cell(model, key, size) for size in sizes)]
-            for model in MODELS
-            if any(row["model"] == model for row in errors)
-        ]
-        if body:
-            head = [title, *(f"{size:,} systems (seeds)" for size in sizes)]
-            lines += [*markdown_table(head, body), ""]
+        lines += [PROTOCOL.format(steps=_range(row["steps"] for row in errors if row["steps"])), ""]
+    for flat, rate in sorted({(row["flat"], row["rate"]) for row in errors}):
+        chosen = [row for row in errors if (row["flat"], row["rate"]) == (flat, rate)]
+        lines += [f"{'Flat systems' if flat else 'Systems'}, learning rate {rate:g}:", ""]
+        for key, title in TITLES.items():
+            lines += [*_errors(chosen, key, title), ""]
     costs = [row for row in rows if row["kind"] == "cost"]
     if costs:
         names = list(dict.fromkeys(row["layer"] for row in costs))
@@ -509,8 +538,11 @@ def main(arguments: Sequence[str]) -> int:
     add("--minutes", type=float, default=math.inf, help="after which no training is started")
     add("--steps", type=int, default=3000)
     add("--seconds", type=float, default=math.inf, help="of one training at most")
+    add("--rate", type=float, default=RATE, help="learning rate")
+    add("--flat", action="store_true", help="systems that keep to one plane; a test turns them")
     add("--device", choices=("cpu", "cuda"), default="cpu")
     add("--cost", action="store_true", help="time the layer instead")
+    add("--backend", default="auto", help="of the plain layer that is timed")
     add("--commit", help="to record, where git cannot tell")
     add("--quick", action="store_true", help="toy size, only to see it run")
     options = parser.parse_args(arguments)
@@ -529,33 +561,35 @@ def main(arguments: Sequence[str]) -> int:
     done = set()
     if options.output.exists():
         rows = [json.loads(x) for x in options.output.read_text(encoding="utf-8").splitlines()]
-        done = {(r["model"], r["size"], r["seed"]) for r in rows if r["kind"] == "error"}
+        kept = [row for row in rows if row["kind"] == "error"]
+        done = {(r["model"], r["size"], r["seed"], r["flat"], r["rate"]) for r in kept}
     meta = describe("nbody.py", arguments, device=device, commit=options.commit, packages=["e3nn"])
     append({"kind": "run", **meta})
     if options.cost:
-        for row in cost_rows(device, quick=options.quick):
+        for row in cost_rows(device, options.backend, quick=options.quick):
             append(row)
         return 0
 
     sizes, seeds = ([int(x) for x in text.split(",")] for text in (options.sizes, options.seeds))
-    numbers = (40, 40) if options.quick else (NUM_TEST, NUM_VALIDATION)
-    sizes = [40] if options.quick else sizes
-    steps = 4 if options.quick else options.steps
+    numbers = (12, 12) if options.quick else (NUM_TEST, NUM_VALIDATION)
+    sizes = [12] if options.quick else sizes
+    steps = 2 if options.quick else options.steps
+    frame = {"flat": options.flat}
     test, check = (
-        make_systems(n, seed).to(device) for n, seed in zip(numbers, (90, 91), strict=True)
+        make_systems(n, k, **frame).to(device) for n, k in zip(numbers, (90, 91), strict=True)
     )
+    limits = {"steps": steps, "seconds": options.seconds, "rate": options.rate}
     for seed in seeds:
-        train_all = make_systems(max(sizes), seed).to(device)
-        for size in sizes:
-            for name in options.models:
-                if (name, size, seed) in done or time.monotonic() > deadline:
-                    continue
-                systems = train_all.take(slice(size))
-                model, row = train(name, systems, check, seed, steps=steps, seconds=options.seconds)
-                job = {"kind": "error", "model": name, "size": size, "seed": seed}
-                row = {**job, **row, **score(model, test), "device": options.device}
-                append(row)
-                progress(json.dumps(row))
+        train_all = make_systems(max(sizes), seed, **frame).to(device)
+        for size, name in itertools.product(sizes, options.models):
+            job = (name, size, seed, options.flat, options.rate)
+            if job in done or time.monotonic() > deadline:
+                continue
+            model, row = train(name, train_all.take(slice(size)), check, seed, **limits)
+            keys = ("model", "size", "seed", "flat", "rate")
+            row |= {**score(model, test), "device": options.device}
+            append({"kind": "error", **dict(zip(keys, job, strict=True)), **row})
+            progress(json.dumps({**dict(zip(keys, job, strict=True)), **row}))
     return 0
 
 
