@@ -70,13 +70,13 @@ def find_neighbours(
     squared = offset.square().sum(dim=-1)
     is_same = rows.points[batch, row] == keys.points[batch, key]
     functions = basis(squared)
-    in_sight = envelope(squared)
-    radial = in_sight[:, None, None] * torch.cat(
+    weight = envelope(squared) * envelope((gap / window) ** 2)
+    # A lone neighbour has all of a row's attention until it is out of sight, so its message fades.
+    radial = weight[:, None, None] * torch.cat(
         [functions * (is_same == same)[:, None, None] for same in (False, True)], dim=-1
     )
     degrees = list(range(basis.degree + 1))
     harmonics = o3.spherical_harmonics(degrees, offset, False, normalization="component")
-    weight = in_sight * envelope((gap / window) ** 2)
     (size, num_rows), num_keys = rows.times.shape, keys.times.shape[1]
     pairs = batch * num_rows + row, batch * num_keys + key
     return Neighbours(*pairs, gap, harmonics, radial, weight, (size, num_rows))
