@@ -159,6 +159,20 @@ def test_coincident_points_have_finite_results_and_gradients() -> None:
     assert (near - out).abs().max() < 1e-4
 
 
+def test_gradients_are_those_of_differences() -> None:
+    layer = make_layer()
+    positions = random(1, 3, 3) / 3
+    positions[:, 1] = positions[:, 0]  # the first two coincide
+    times = torch.tensor([[0.0, 0.4, 1.0]], dtype=F64)
+    x = random(1, 3, 4, 4)
+
+    def attended(x: Tensor, positions: Tensor) -> Tensor:
+        return attend(layer, x, observations(positions, times))
+
+    inputs = (x.requires_grad_(), positions.requires_grad_())
+    assert torch.autograd.gradcheck(attended, inputs, fast_mode=True)
+
+
 def test_an_isolated_row_gets_the_bias_alone_and_finite_gradients() -> None:
     layer, x = make_layer(), random(1, 2, 4, 4).requires_grad_()
     rows = observations(torch.full((1, 2, 3), 9.0, dtype=F64))
@@ -214,6 +228,13 @@ def make_batch() -> dict[str, Tensor]:
         "times": torch.rand(2, 5),
         "points": torch.tensor([[0, 1, 0, 1, 0]] * 2),
     }
+
+
+def test_single_precision_agrees_with_double() -> None:
+    model, batch = make_model(), make_batch()
+    single = model(**batch)
+    exact = {name: x.double() if x.is_floating_point() else x for name, x in batch.items()}
+    assert torch.allclose(model.double()(**exact).float(), single, atol=1e-4)
 
 
 def test_padding_may_hold_anything() -> None:
