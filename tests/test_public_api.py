@@ -40,6 +40,7 @@ PACKAGES = (
     "baselines",
     "config",
     "data",
+    "equivariant",
     "estimators",
     "events",
     "events.neural",
