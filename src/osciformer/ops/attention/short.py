@@ -39,10 +39,11 @@ _MAX_PHASE = 1e6
 # Slower channels lose digits as 1 / (rate * span)^2, those near critical damping likewise.
 _MIN_RATE, _MIN_SPLIT = 0.03, 0.03
 
-MAX_LENGTH = 1024  # beyond it, `blocked` is as fast
+# Beyond these lengths `blocked` is as fast: for heads of less than 16 channels, and for others.
+_MAX_LENGTHS = (512, 1024)
 _ROWS, _MAX_BLOCKS = 128, 16  # rows in a block; keys after the last of them are left out
 _TILE = 2**18  # pairs worked on at once, so that they stay in the cache
-_KEPT = 2**23  # pairs whose weights are kept for the backward pass, not computed again
+_KEPT = 2**22  # pairs whose weights are kept for the backward pass, not computed again
 
 
 def attend(inputs: AttentionInputs) -> AttentionResult:
@@ -61,10 +62,11 @@ def attend(inputs: AttentionInputs) -> AttentionResult:
     return AttentionResult(out, lse, weights if inputs.return_weights else None)
 
 
-def is_for(device: torch.device, dtype: torch.dtype, length: int) -> bool:
+def is_for(omega: Float[Tensor, "H C"], dtype: torch.dtype, length: int) -> bool:
     """Return whether `auto` takes this method for so many rows or keys."""
-    is_eager = not torch.compiler.is_compiling()
-    return is_eager and device.type == "cpu" and dtype != torch.float64 and length <= MAX_LENGTH
+    if torch.compiler.is_compiling() or omega.device.type != "cpu" or dtype == torch.float64:
+        return False
+    return length <= _MAX_LENGTHS[omega.shape[-1] >= 16]
 
 
 def unserved(inputs: AttentionInputs) -> str | None:
