@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from osciformer.ops import choose_backend
 from osciformer.ops.attention import blocked, short
 from osciformer.testing import assert_causal, assert_padding_invariant, irregular_batch
 
@@ -187,3 +188,20 @@ def test_times_with_gradients_run_on_blocked():
         for b in ("short", "blocked")
     )
     assert torch.equal(got, want)
+
+
+def test_auto_takes_it_for_short_series_of_single_precision():
+    def chosen(channels, dtype, length):
+        spectrum = (torch.ones(2, channels), torch.ones(2, channels))
+        return choose_backend("auto", None, {"key": spectrum, "value": spectrum}, dtype, length)[0]
+
+    assert chosen(8, torch.float32, 512) == chosen(16, torch.bfloat16, 1024) == "short"
+    assert chosen(8, torch.float32, 513) == chosen(16, torch.float32, 1025) == "blocked"
+    assert chosen(8, torch.float64, 20) == chosen(8, torch.float32, None) == "blocked"
+
+
+def test_the_call_itself_is_short_by_default(monkeypatch):
+    monkeypatch.setattr(short, "blocked", SimpleNamespace(attend=None))
+    x = short_case(1, 9)
+    assert torch.equal(call(x), call(x, backend="short"))
+    assert not torch.equal(call(x), call(x, backend="blocked"))

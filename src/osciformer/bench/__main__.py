@@ -1,4 +1,4 @@
-"""`python -m osciformer.bench speed`: error first, then time and memory; `events`: a table."""
+"""`python -m osciformer.bench speed`: error first, then time and memory; `layer`; `events`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from osciformer._files import write_json
-from osciformer.bench import report, speed
+from osciformer.bench import layer, report, speed
 from osciformer.bench.report import positive, progress
 from osciformer.bench.speed import Candidate
 from osciformer.ops._checks import QUERIES
@@ -50,6 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         from osciformer.bench.events.harness import main as events  # needs training and data
 
         return events(arguments[1:])
+    if arguments[:1] == ["layer"]:
+        return layer.main(arguments[1:])
     options = _parser().parse_args(arguments)
     if options.threads is not None:
         torch.set_num_threads(options.threads)
@@ -125,6 +127,7 @@ def _parser() -> argparse.ArgumentParser:
     timing = commands.add_parser("speed", help="error, time and memory of the backends")
     timing.epilog, timing.formatter_class = EPILOG, argparse.RawDescriptionHelpFormatter
     memory = commands.add_parser("memory", help="peak memory of one call, in this process")
+    commands.add_parser("layer", help="the layer beside plain attention and a GRU; layer --help")
     commands.add_parser("events", help="the table of event prediction; events --help says more")
     for add in (timing.add_argument, memory.add_argument):
         add("--json", action="store_true", help="one JSON object a line")

@@ -27,7 +27,16 @@ KEYS = (
     *("ms", "peak_mib", "error", "ratio_sdpa", "ratio_reference"),
 )
 # Of the table, if a column is wider than its name and 5; and how it shows numbers.
-_WIDTHS = {"case": 6, "backend": 9, "query": 12, "pass": 6, "dtype": 8, "ms": 8, "error": 8}
+_WIDTHS = {
+    "case": 6,
+    "layer": 7,
+    "backend": 9,
+    "query": 12,
+    "pass": 6,
+    "dtype": 8,
+    "ms": 8,
+    "error": 8,
+}
 _FORMATS = {"ms": ".3f", "peak_mib": ".1f", "error": ".1e", "ratio_reference": ".2e"}
 
 
@@ -43,15 +52,15 @@ def make_row(keys: Sequence[str] = KEYS, **entries: Any) -> Row:
 class Report:
     """Rows, written to standard output as they come: as JSON, one object per line, or a table."""
 
-    def __init__(self, *, is_json: bool) -> None:
+    def __init__(self, *, is_json: bool, keys: Sequence[str] = KEYS) -> None:
         self.rows: list[Row] = []
-        self._is_json = is_json
+        self._is_json, self._keys = is_json, keys
 
     def add(self, rows: list[Row]) -> None:
         """Keep rows and write them."""
         for row in rows:
             if not self._is_json and not self.rows:
-                print("  ".join(_cell(key, key) for key in KEYS))
+                print("  ".join(_cell(key, key) for key in self._keys))
             self.rows.append(row)
             told = "  ".join(_cell(key, entry) for key, entry in row.items())
             print(json.dumps(row, allow_nan=False) if self._is_json else told, flush=True)

@@ -41,7 +41,7 @@ def osciformer(
 
 
 def bench(context: typer.Context) -> None:
-    """Measure: the attention (bench speed --quick), event prediction (bench events --help)."""
+    """Measure: attention (bench speed --quick), layer (bench layer), events (bench events)."""
     from osciformer.bench.__main__ import main  # slow to import
 
     raise typer.Exit(main(context.args))

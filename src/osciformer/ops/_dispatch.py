@@ -57,6 +57,6 @@ def choose_backend(
                 return "reference", f"the drive is in undamped resonance with a {role} channel"
     if device.type == "cuda" and dtype in triton.DTYPES and triton.missing(device) is None:
         return "triton", "kernels for CUDA; what they do not serve runs on 'blocked'"
-    if length is not None and short.is_for(device, dtype, length):
+    if length is not None and short.is_for(spectra["key"][0], dtype, length):
         return "short", "one product for short series; what it does not serve runs on 'blocked'"
     return "blocked", "exact and fast on any device"

@@ -16,6 +16,7 @@ two Taylor terms.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
@@ -33,15 +34,16 @@ from osciformer.ops.attention.ties import find_ties
 # Below this gap, times the fastest rate, two Taylor terms err by less than 1e-7.
 _NEAR = 5e-4
 _MAX_NEAR = 4  # such pairs a row, on average
-_MAX_DECAY = 500.0  # exponent over a block of rows; float64 ends at 708
+_MAX_EXPONENT = 550.0  # of factors, up and down; float64 ends at 708
 _MAX_PHASE = 1e6
 # Slower channels lose digits as 1 / (rate * span)^2, those near critical damping likewise.
 _MIN_RATE, _MIN_SPLIT = 0.03, 0.03
 
-MAX_LENGTH = 1024  # beyond it, `blocked` is as fast
+# Beyond these lengths `blocked` is as fast: for heads of less than 16 channels, and for others.
+_MAX_LENGTHS = (512, 1024)
 _ROWS, _MAX_BLOCKS = 128, 16  # rows in a block; keys after the last of them are left out
 _TILE = 2**18  # pairs worked on at once, so that they stay in the cache
-_KEPT = 2**23  # pairs whose weights are kept for the backward pass, not computed again
+_KEPT = 2**22  # pairs whose weights are kept for the backward pass, not computed again
 
 
 def attend(inputs: AttentionInputs) -> AttentionResult:
@@ -60,10 +62,11 @@ def attend(inputs: AttentionInputs) -> AttentionResult:
     return AttentionResult(out, lse, weights if inputs.return_weights else None)
 
 
-def is_for(device: torch.device, dtype: torch.dtype, length: int) -> bool:
+def is_for(omega: Float[Tensor, "H C"], dtype: torch.dtype, length: int) -> bool:
     """Return whether `auto` takes this method for so many rows or keys."""
-    is_eager = not torch.compiler.is_compiling()
-    return is_eager and device.type == "cpu" and dtype != torch.float64 and length <= MAX_LENGTH
+    if torch.compiler.is_compiling() or omega.device.type != "cpu" or dtype == torch.float64:
+        return False
+    return length <= _MAX_LENGTHS[omega.shape[-1] >= 16]
 
 
 def unserved(inputs: AttentionInputs) -> str | None:
@@ -100,7 +103,8 @@ def _find_range(inputs: AttentionInputs) -> _Pairs | str:
     # Values read at a time need no antiderivative.
     slowest = rates.slowest if inputs.value == "average" else rates.slowest[:1]
     numbers = [rates.fast.max(), slowest.min(), rates.split.min(), _fastest(omega, zeta)]
-    numbers += [(cols[:, -1] - cols[:, 0]).max(), (rows[:, -1] - cols[:, 0]).max()]
+    first = torch.minimum(rows[:, 0], cols[:, 0])
+    numbers += [(cols[:, -1] - cols[:, 0]).max(), (rows[:, -1] - first).max()]
     decay, slow, split, fastest, span, reach = torch.stack(numbers).tolist()
     if not fastest * max(span, reach) < _MAX_PHASE:
         return "rows lie very many periods after the first key"
@@ -110,13 +114,17 @@ def _find_range(inputs: AttentionInputs) -> _Pairs | str:
     ends = [find_ties(x, cols, inputs.mask).end for x in (rows - tiny, rows)]
     if int((ends[1] - ends[0]).sum()) > _MAX_NEAR * rows.numel():
         return "many tokens lie close together"
+    # Where one range of exponents is not enough, references lie in the middle of a block. They
+    # depend on its first row alone: no row knows of those after it.
+    ahead = _MAX_EXPONENT / decay if decay * reach > _MAX_EXPONENT else 0.0
     starts = [0]
     while starts[-1] < rows.shape[1]:
-        is_close = (rows - rows[:, starts[-1], None]) * decay <= _MAX_DECAY
+        limit = 2.0 * ahead if ahead else torch.inf
+        is_close = rows - rows[:, starts[-1], None] <= limit
         starts.append(min(int(is_close.sum(1).min()), starts[-1] + _ROWS))
         if len(starts) > _MAX_BLOCKS + 1:
             return "a channel decays very often within the series"
-    return _Pairs(inputs, tiny, [slice(*x) for x in itertools.pairwise(starts)])
+    return _Pairs(inputs, tiny, ahead, [slice(*x) for x in itertools.pairwise(starts)])
 
 
 def _fastest(omega: Tensor, zeta: Tensor) -> Tensor:
@@ -210,44 +218,54 @@ class _Waves:
         sin = sin if self.over is None else sin + self.over
         return self.fade[..., rows] * cos, self.fade_second[..., rows] * sin
 
-    def keys(self, tokens: list[Tensor], size: int) -> Float[Tensor, "B H F N"]:
-        """Return the factors of starts (and velocities): both modes, and `begin` if F is 3C."""
-        by, (batch, heads, channels, num_keys) = self.by, tokens[0].shape
-        amplitudes = ((by.first_k, by.first_v), (by.second_k, by.second_v))
-        first, second = (_combine(x, tokens) for x in amplitudes)
-        out = first.new_empty(batch, heads, size, num_keys)
+    def keys(self, amplitudes: list[Tensor]) -> Float[Tensor, "B H F N"]:
+        """Return the factors of keys: both modes, and `begin` if it is among the amplitudes."""
+        first, second, *begin = amplitudes
+        batch, heads, channels, num_keys = first.shape
+        out = first.new_empty(batch, heads, len(amplitudes) * channels, num_keys)
         parts = out.split(channels, dim=2)
         torch.mul(first, self.cos, out=parts[0]).addcmul_(second, self.sin, value=-1.0)
         torch.mul(first, self.sin, out=parts[1]).addcmul_(second, self.cos)
         parts[0].div_(self.fade)
         parts[1].div_(self.fade_second)
-        if len(parts) == 3:
-            parts[2].copy_(_combine((by.begin_k, by.begin_v), tokens))
+        if begin:
+            parts[2].copy_(begin[0])
         return out
 
-    def keys_adjoint(
-        self, tokens: list[Tensor], keys: Tensor, grad: Tensor, total: list[Tensor]
-    ) -> Float[Tensor, "9 H C"]:
-        """Return gradients of constants, and add those of tokens to `total`."""
-        by, channels = self.by, tokens[0].shape[2]
-        grads = grad.split(channels, dim=2)
-        rates = _rate_gradients(grads, keys.split(channels, dim=2), self.time)
-        grads[0].div_(self.fade)
-        grads[1].div_(self.fade_second)
-        first = (grads[0] * self.cos).addcmul_(grads[1], self.sin)
-        second = (grads[1] * self.cos).addcmul_(grads[0], self.sin, value=-1.0)
-        constants = torch.zeros(9, *grad.shape[1:2], channels, dtype=torch.float64)
-        for number, part in enumerate((first, second, *grads[2:])):
-            for which, token in enumerate(tokens):
-                constants[2 * number + which] = (part * token).sum((0, 3))
-                total[which].addcmul_(by[2 * number + which], part)
-        constants[6:] = rates
-        return constants
+    def keys_adjoint(self, grads: tuple[Tensor, ...], total: list[Tensor]) -> None:
+        """Add the gradients of amplitudes to `total`; those of the factors are overwritten."""
+        first, second, *begin = grads
+        first.div_(self.fade)
+        second.div_(self.fade_second)
+        total[0].addcmul_(first, self.cos).addcmul_(second, self.sin)
+        total[1].addcmul_(second, self.cos).addcmul_(first, self.sin, value=-1.0)
+        if begin:
+            total[2].add_(begin[0])
 
 
-def _combine(factors: tuple[Tensor, Tensor], tokens: list[Tensor]) -> Tensor:
-    out = factors[0] * tokens[0]
-    return out.addcmul_(factors[1], tokens[1]) if len(tokens) > 1 else out
+def _amplitudes(constants: Tensor, tokens: list[Tensor], size: int) -> list[Tensor]:
+    """Return those of both modes, and `begin` if `size` is 3, from starts (and velocities)."""
+    by, found = constants.unsqueeze(-1), []
+    for number in range(size):
+        found.append(by[2 * number] * tokens[0])
+        if len(tokens) > 1:
+            found[-1].addcmul_(by[2 * number + 1], tokens[1])
+    return found
+
+
+def _amplitudes_adjoint(
+    constants: Tensor, tokens: list[Tensor], grads: list[Tensor], of_constants: Tensor
+) -> list[Tensor]:
+    """Return the gradients of tokens, and add those of the constants."""
+    by, found = constants.unsqueeze(-1), []
+    for which, token in enumerate(tokens):
+        total = by[which] * grads[0]
+        for number, grad in enumerate(grads):
+            of_constants[2 * number + which] += (grad * token).sum((0, 3))
+            if number:
+                total.addcmul_(by[2 * number + which], grad)
+        found.append(total)
+    return found
 
 
 def _rate_gradients(
@@ -278,7 +296,7 @@ class _Block(NamedTuple):
     series: slice
     rows: slice
     keys: slice
-    key_time: Tensor  # [b, 1, 1, I], since the first row
+    key_time: Tensor  # [b, 1, 1, I], since the reference time
     row_time: Tensor | None  # [b, 1, 1, R]; None if the rows are the last keys
     hidden: Tensor  # [b, 1, R, I], whether the row does not see the key
     inverse: Tensor  # [b, 1, R, I], one over the gap; 0 for hidden and near pairs
@@ -287,6 +305,10 @@ class _Block(NamedTuple):
     near_row: Tensor  # [P], their rows among all B * M
     near_key: Tensor  # [P], their keys among all B * N
     near_half: Tensor  # [P, 1, 1], half their gap
+
+    def cut_keys(self, x: Float[Tensor, "B H C N"]) -> Float[Tensor, "b H C I"]:
+        """Return the part of these keys."""
+        return x[self.series, ..., self.keys]
 
     def asked(self, rows: Float[Tensor, "B M H C"]) -> Float[Tensor, "P H C"]:
         """Return the rows of near pairs."""
@@ -309,12 +331,14 @@ class _Block(NamedTuple):
 class _Pairs:
     """The times of a call as blocks of pairs."""
 
-    def __init__(self, inputs: AttentionInputs, tiny: float, rows: list[slice]) -> None:
+    def __init__(
+        self, inputs: AttentionInputs, tiny: float, ahead: float, rows: list[slice]
+    ) -> None:
         self.rows, self.cols = inputs.query_times.double(), inputs.key_times.double()
         self.is_self = inputs.query_times is inputs.key_times
         self.mask, self.strict, self.scale = inputs.mask, inputs.strict, inputs.scale
         self.average, self.return_weights = inputs.value == "average", inputs.return_weights
-        self.tiny, self.row_blocks = tiny, rows
+        self.tiny, self.ahead, self.row_blocks = tiny, ahead, rows
         self.heads = inputs.keys.start.shape[2]
         self.is_kept = self.rows.numel() * self.cols.shape[1] * self.heads <= _KEPT
         self._blocks = list(self._cut()) if self.is_kept else None
@@ -348,8 +372,9 @@ class _Pairs:
         inverse = gap.reciprocal_().masked_fill_(is_near.logical_or_(hidden), 0.0)
         empty = hidden.all(-1, keepdim=True)[:, None]
         # Keys after the last row of their series are hidden from all: they need only be finite.
-        key_time = (torch.minimum(cols, times[:, -1:]) - times[:, :1])[:, None, None]
-        row_time = None if self.is_self else (times - times[:, :1])[:, None, None]
+        start = times[:, :1] + self.ahead
+        key_time = (torch.minimum(cols, times[:, -1:]) - start)[:, None, None]
+        row_time = None if self.is_self else (times - start)[:, None, None]
         where = (series, rows, slice(0, stop), key_time, row_time)
         shown = (hidden[:, None], inverse[:, None], empty if bool(empty.any()) else None)
         return _Block(*where, *shown, (b, slice(None), j, i), *near)
@@ -392,15 +417,12 @@ def _rows_adjoint(
 class _Side:
     """Keys against the query, or values: their factors in one block."""
 
-    def __init__(self, tokens: list[Tensor], constants: Tensor, block: _Block, size: int) -> None:
+    def __init__(self, amplitudes: list[Tensor], constants: Tensor, block: _Block) -> None:
         self.waves = _Waves(constants, block.key_time)
-        self.tokens = [x[block.series, ..., block.keys] for x in tokens]
-        self.keys = self.waves.keys(self.tokens, size)  # [b, H, F, I]
+        self.keys = self.waves.keys([block.cut_keys(x) for x in amplitudes])  # [b, H, F, I]
         if block.row_time is None:
-            self.row_time, self.modes = (
-                block.key_time[..., block.rows],
-                self.waves.modes(block.rows),
-            )
+            self.row_time = block.key_time[..., block.rows]
+            self.modes = self.waves.modes(block.rows)
         else:
             self.row_time = block.row_time
             self.modes = _Waves(constants, block.row_time).modes(slice(None))
@@ -411,14 +433,14 @@ class _Side:
 
     def adjoint(
         self, rows: Tensor, of_rows: Tensor, of_keys: Tensor, total: list[Tensor], block: _Block
-    ) -> Float[Tensor, "9 H C"]:
-        """Return gradients of constants from those of both factors; add those of tokens."""
-        total = [x[block.series, ..., block.keys] for x in total]
-        constants = self.waves.keys_adjoint(self.tokens, self.keys, of_keys, total)
-        channels = self.tokens[0].shape[2]
-        parts = of_rows.split(channels, dim=2), rows.split(channels, dim=2)
-        constants[6:] += _rate_gradients(*parts, self.row_time, -1.0)
-        return constants
+    ) -> Float[Tensor, "3 H C"]:
+        """Return gradients of rates from those of both factors; add those of amplitudes."""
+        split = functools.partial(torch.split, split_size_or_sections=self.modes[0].shape[2], dim=2)
+        of_parts = split(of_keys)
+        rates = _rate_gradients(of_parts, split(self.keys), block.key_time)
+        rates += _rate_gradients(split(of_rows), split(rows), self.row_time, -1.0)
+        self.waves.keys_adjoint(of_parts, [block.cut_keys(x) for x in total])
+        return rates
 
 
 class _Tile(NamedTuple):
@@ -486,9 +508,9 @@ class _Attention(torch.autograd.Function):
     def forward(ctx: Any, *args: Any) -> tuple[Tensor, Tensor, Tensor | None]:
         q, k, k_velocity, v, v_velocity, key_constants, value_constants, pairs = args
         batch, num_rows, heads, channels = q.shape
-        size = (3 if pairs.average else 2) * channels
         query = _by_channel(q).mul_(pairs.scale)
-        key_tokens, value_tokens = _by_side(k, k_velocity), _by_side(v, v_velocity)
+        of_keys = _amplitudes(key_constants, _by_side(k, k_velocity), 3)
+        of_values = _amplitudes(value_constants, _by_side(v, v_velocity), 2 + pairs.average)
         out = torch.empty_like(query)
         lse = torch.empty(batch, heads, num_rows)
         near_out = query.new_zeros(batch * num_rows, heads, channels)
@@ -496,8 +518,8 @@ class _Attention(torch.autograd.Function):
         kept, scratch = [], _Scratch()
         for block in pairs.blocks():
             where = (block.series, slice(None), slice(None), block.rows)
-            keys = _Side(key_tokens, key_constants, block, 3 * channels)
-            values = _Side(value_tokens, value_constants, block, size)
+            keys = _Side(of_keys, key_constants, block)
+            values = _Side(of_values, value_constants, block)
             near = (block.asked(q) * block.moved(k, k_velocity)).sum(-1).mul_(pairs.scale)
             tile = _Tile(block, heads, scratch)
             p, logits = tile.weights(keys.rows(query[where]), keys.keys, near)
@@ -525,8 +547,6 @@ class _Attention(torch.autograd.Function):
         *tokens, key_constants, value_constants = ctx.saved_tensors
         q, k, k_velocity, v, v_velocity = tokens
         pairs, exact, kept = ctx.rest
-        heads, channels = q.shape[2:]
-        size = (3 if pairs.average else 2) * channels
         grad_out = torch.zeros_like(q) if grads[0] is None else grads[0]
         # The softmax takes the mean off its gradient: that is known from the output.
         excess = (grad_out * exact).sum(-1).transpose(1, 2)  # [B, H, M]
@@ -534,8 +554,10 @@ class _Attention(torch.autograd.Function):
         grad, query = _by_channel(grad_out), _by_channel(q).mul_(pairs.scale)
         key_tokens, value_tokens = _by_side(k, k_velocity), _by_side(v, v_velocity)
         of_query = torch.empty_like(query)
+        key_amplitudes = _amplitudes(key_constants, key_tokens, 3)
+        value_amplitudes = _amplitudes(value_constants, value_tokens, 2 + pairs.average)
         of_keys, of_values = (
-            [torch.zeros_like(x) for x in side] for side in (key_tokens, value_tokens)
+            [torch.zeros_like(x) for x in side] for side in (key_amplitudes, value_amplitudes)
         )
         of_constants = torch.zeros_like(key_constants), torch.zeros_like(value_constants)
         near_of: list[Any] = [
@@ -544,12 +566,12 @@ class _Attention(torch.autograd.Function):
         scratch, at_hand = _Scratch(), iter(kept)
         for block in pairs.blocks():
             where = (block.series, slice(None), slice(None), block.rows)
-            keys = _Side(key_tokens, key_constants, block, 3 * channels)
-            values = _Side(value_tokens, value_constants, block, size)
+            keys = _Side(key_amplitudes, key_constants, block)
+            values = _Side(value_amplitudes, value_constants, block)
             rows, asks = keys.rows(query[where]), values.rows(grad[where])
             asked, asking = block.asked(q), block.asked(grad_out)
             near_keys = block.moved(k, k_velocity)
-            tile = _Tile(block, heads, scratch)
+            tile = _Tile(block, q.shape[2], scratch)
             if kept:
                 p, sums = next(at_hand)
             else:
@@ -558,7 +580,7 @@ class _Attention(torch.autograd.Function):
             shares = tile.shares(p, pairs.average)
             sums = sums if kept else tile.to_rows(values.keys, shares)
             found = tile.to_keys(asks, shares)
-            of_constants[1].add_(values.adjoint(asks, sums, found, of_values, block))
+            of_constants[1][6:] += values.adjoint(asks, sums, found, of_values, block)
             slope = tile.product(asks, values.keys)
             if pairs.average:
                 slope.mul_(block.inverse)
@@ -566,14 +588,18 @@ class _Attention(torch.autograd.Function):
                 share = p[block.near].unsqueeze(-1)
                 block.add_moved(*near_of[3:], share * asking)
             slope.sub_(excess[block.series, :, block.rows]).mul_(p)
+            if pairs.ahead:  # factors of hidden pairs may overflow
+                slope.masked_fill_(block.hidden, 0.0)
             near_slope = slope[block.near].mul_(pairs.scale).unsqueeze(-1)
             near_of[0].flatten(0, 1).index_add_(0, block.near_row, near_slope * near_keys)
             block.add_moved(*near_of[1:3], near_slope * asked)
             slope.mul_(block.inverse)
             of_rows, found = tile.to_rows(keys.keys, slope), tile.to_keys(rows, slope)
             of_query[where] = _rows_adjoint(keys.modes, of_rows)
-            of_constants[0].add_(keys.adjoint(rows, of_rows, found, of_keys, block))
+            of_constants[0][6:] += keys.adjoint(rows, of_rows, found, of_keys, block)
         of_query.mul_(pairs.scale)
+        of_keys = _amplitudes_adjoint(key_constants, key_tokens, of_keys, of_constants[0])
+        of_values = _amplitudes_adjoint(value_constants, value_tokens, of_values, of_constants[1])
         channelwise = iter((of_query, *of_keys, *of_values))
         out = (
             None if x is None else near.add_(_by_token(next(channelwise))).to(x.dtype)
