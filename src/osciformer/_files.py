@@ -11,13 +11,16 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+PART_MARK = ".osciformer-part"  # in the names of temporary files, which a kill may leave
+
 
 @contextlib.contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
     """Give a temporary path beside `path` to write to, and move it there if the block succeeds.
 
     If the block fails, `path` stays as it was and the temporary file is deleted. Missing folders
-    are created. The temporary name keeps the ending of `path`, because some writers look at it.
+    are created. The temporary file is a fresh one, never one that a link of its name leads to, and
+    its name keeps the ending of `path`, because some writers look at it.
 
     Example:
         >>> with tempfile.TemporaryDirectory() as folder:
@@ -29,7 +32,8 @@ def replacing(path: str | Path) -> Iterator[Path]:
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}.", suffix=path.suffix)
+    suffix = f"{PART_MARK}{path.suffix}"
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}.", suffix=suffix)
     os.close(handle)
     part = Path(name)
     try:

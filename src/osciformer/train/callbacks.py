@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import sys
 import time
 from collections.abc import Mapping
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
+from osciformer._files import replacing
 from osciformer._optional import need
 from osciformer._types import Tensor
 from osciformer.config import TrainConfig
@@ -245,19 +245,19 @@ class RunWriter(pl.Callback):
         self, folder: Path, journal: Journal, config: TrainConfig, setup: Mapping[str, Any]
     ) -> None:
         self.folder, self.journal, self.config, self.described = folder, journal, config, setup
-        folder.mkdir(parents=True, exist_ok=True)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Write both files."""
         row = self.journal.history[-1]
         for logger in trainer.loggers:
             logger.log_metrics(row, step=int(row["epoch"]))
-        if trainer.is_global_zero:
-            write_history(self.folder / HISTORY, self.journal.history)
         target = self.folder / CHECKPOINT
-        trainer.save_checkpoint(target.with_suffix(".part"))  # a collective call with FSDP
-        if trainer.is_global_zero:
-            os.replace(target.with_suffix(".part"), target)
+        if not trainer.is_global_zero:
+            trainer.save_checkpoint(target)  # a collective call with FSDP; it writes nothing here
+            return
+        write_history(self.folder / HISTORY, self.journal.history)
+        with replacing(target) as part:
+            trainer.save_checkpoint(part)
 
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
