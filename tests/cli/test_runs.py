@@ -297,3 +297,44 @@ def test_folder_that_another_process_writes_to_is_refused(
         assert "another osciformer is writing" in outcome.err
     assert content(run) == before
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("kind", ["same", "link", "hard link", "through a link", "in a folder"])
+def test_predictions_never_replace_their_input(
+    kind: str, cli: Call, runs: Path, tables: Path, tmp_path: Path
+) -> None:
+    table = tmp_path / "parts/one.parquet"
+    table.parent.mkdir()
+    shutil.copy(tables / "wide.parquet", table)
+    before, given, output = table.read_bytes(), table, table
+    if kind == "link":
+        output = tmp_path / "link.parquet"
+        output.symlink_to(table)
+    elif kind == "hard link":
+        output = tmp_path / "link.parquet"
+        os.link(table, output)
+    elif kind == "through a link":
+        (tmp_path / "link").symlink_to(table.parent)
+        output = tmp_path / "link/one.parquet"
+    elif kind == "in a folder":
+        given = table.parent
+    outcome = cli("predict", runs / "imputation", given, "-o", output)
+    assert outcome.code == 2
+    assert "which stays" in outcome.err
+    assert table.read_bytes() == before
+    assert output.samefile(table)
+
+
+def test_other_inputs_and_files_of_the_run_stay(
+    cli: Call, run: Path, tables: Path, tmp_path: Path
+) -> None:
+    times = tmp_path / "times.csv"
+    times.write_text("hour\n5\n")
+    call = ["predict", run, tables / "wide.csv"]
+    assert cli(*call, "--times", times, "-o", times).code == 2
+    assert cli(*call, "-o", run / "history.csv").code == 2
+    call[0] = "evaluate"
+    assert cli(*call, "-o", run / "metrics.json").code == 2
+    assert times.read_text() == "hour\n5\n"
+    done = cli(*call, "--bootstrap=0", "-o", run / "test.json")
+    assert done.code == 0, done.err

@@ -15,6 +15,7 @@ from typer import Option
 from osciformer._files import finite_json, write_json
 from osciformer.cli import pictures, predict, tables
 from osciformer.cli.errors import CommandError
+from osciformer.cli.runs import refuse_replacing
 from osciformer.config import SERIES_TASKS
 
 if TYPE_CHECKING:
@@ -49,6 +50,8 @@ def evaluate(
     """
     if picture is not None:
         pictures.check_picture(picture)
+    for file in (output, picture):
+        refuse_replacing(file, run, table, labels)
     model = predict.Model.load(run, table, labels, accelerator=accelerator)
     if model.task == "events":
         model.refuse(target=target, labels=labels, labels_id=labels_id, stream=stream)

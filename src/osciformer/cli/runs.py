@@ -116,6 +116,21 @@ def located(run: Path, name: str) -> Path:
     return ready if ready.is_file() else run / name
 
 
+def refuse_replacing(output: Path | None, run: Path, *inputs: Path | None) -> None:
+    """Refuse to write to a file that is read, or that belongs to the run."""
+    if output is None:
+        return
+    for path in (run if run.is_file() else None, *inputs):
+        if path is None:
+            continue
+        is_within = path.is_dir() and path.resolve() in output.resolve().parents
+        if is_within or (output.exists() and path.exists() and output.samefile(path)):
+            what = "lies in" if is_within else "is"
+            raise Misuse(f"{output} {what} the input {path}, which stays; choose another name")
+    if run.is_dir() and output.parent.resolve() == run.resolve() and output.name in _ours(run):
+        raise Misuse(f"{output} is a file of the run, which stays; choose another name")
+
+
 @contextlib.contextmanager
 def hold(path: Path, *, is_resuming: bool, is_overwriting: bool) -> Iterator[RunFolder]:
     """Lock a run folder, which is created if need be, and settle what an earlier death left.
