@@ -17,7 +17,7 @@ from osciformer._optional import version_of
 from osciformer._processes import is_first_process
 from osciformer.cli import pictures, runs, tables
 from osciformer.cli import settings as flags
-from osciformer.cli.errors import INTERRUPTED, CommandError, Misuse
+from osciformer.cli.errors import CommandError, Misuse, exit_code
 from osciformer.cli.runs import CHECKPOINT, METRICS, MODEL, RUN, RunFolder
 from osciformer.cli.settings import CONFIG, SETTINGS, near
 
@@ -197,40 +197,39 @@ def train(estimator: Any, job: Job, settings: Mapping[str, Any], run: RunFolder)
     try:
         watched = {} if job.validation is None else {"validation_data": job.validation}
         estimator.fit(job.data, job.labels, **watched)
-    except TrainingInterrupted as interruption:
+        metrics = _metrics(estimator, is_finished=True)
         if is_first_process():
-            _keep(estimator, run, describe, has_checkpoint=interruption.checkpoint is not None)
-        raise typer.Exit(INTERRUPTED) from interruption
+            run.finish(lambda folder: _write_result(estimator, metrics, folder, describe))
+    except KeyboardInterrupt as interruption:
+        code, word = exit_code(interruption)
+        if is_first_process():
+            if isinstance(interruption, TrainingInterrupted) and interruption.checkpoint:
+                word += _keep(estimator, run, describe)
+            _say(f"{word}; {_how_to_go_on(run)}")
+        raise typer.Exit(code) from interruption
     except BaseException:
         if is_first_process():
             run.abandon()
         raise
-    metrics = _metrics(estimator, is_finished=True)
-    if is_first_process():
-        run.finish(lambda folder: _write_result(estimator, metrics, folder, describe))
     return metrics
 
 
-def _keep(estimator: Any, run: RunFolder, describe: Any, *, has_checkpoint: bool) -> None:
-    """Keep what was reached when training was interrupted, and say how to go on."""
-    if not has_checkpoint:
-        run.abandon()
-        _say(
-            "interrupted before the first epoch was finished, so that nothing is kept; "
-            "start again with the same command"
-        )
-        return
+def _keep(estimator: Any, run: RunFolder, describe: Any) -> str:
+    """Keep what was reached when training was interrupted, and say what that is."""
+    reached = f" after epoch {estimator.n_iter_}"
     if run.is_replacing:
-        kept = f"the checkpoint is kept, and the run in {run.path} stays until it is finished"
-    else:
-        metrics = _metrics(estimator, is_finished=False)
-        run.finish(lambda folder: _write_result(estimator, metrics, folder, describe))
-        alone = ", the network alone," if getattr(estimator, "blend_with", None) else ""
-        kept = f"the checkpoint and the best model so far{alone} are in {run.path}"
-    _say(
-        f"interrupted after epoch {estimator.n_iter_}; {kept}. Go on with: osciformer fit "
-        f"--resume -o {run.path}"
-    )
+        return f"{reached}; the run in {run.path} stays until the new one is finished"
+    metrics = _metrics(estimator, is_finished=False)
+    run.finish(lambda folder: _write_result(estimator, metrics, folder, describe))
+    alone = ", the network alone," if getattr(estimator, "blend_with", None) else ""
+    return f"{reached}; the best model so far{alone} is in {run.path}"
+
+
+def _how_to_go_on(run: RunFolder) -> str:
+    if not (run.work / CHECKPOINT).is_file():
+        run.abandon()
+        return "no epoch was finished, so that nothing is kept; start again with the same command"
+    return f"the checkpoint is kept. Go on with: osciformer fit --resume -o {run.path}"
 
 
 def _write_result(estimator: Any, metrics: Mapping[str, Any], folder: Path, describe: Any) -> None:

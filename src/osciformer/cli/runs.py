@@ -71,11 +71,20 @@ class RunFolder:
             stage, staying = self.path / PART, _ours(self.path)
             _discard(stage)
             stage.mkdir()
-        write(stage)
-        _write_manifest(stage, staying | WRITTEN.intersection(os.listdir(stage)))
-        os.rename(stage, self.path / READY)
-        _move_in(self.path)
-        self.work = self.path
+        try:
+            write(stage)
+            _write_manifest(stage, staying | WRITTEN.intersection(os.listdir(stage)))
+            os.rename(stage, self.path / READY)
+            _move_in(self.path)
+        except BaseException:
+            if (self.path / READY).is_dir():  # there is no way back
+                _move_in(self.path)
+            elif not self.is_replacing:
+                _discard(stage)
+            raise
+        finally:
+            if not self.work.is_dir():
+                self.work = self.path
 
     def abandon(self) -> None:
         """Remove the beginnings of a run from which nothing can be continued."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import math
+import signal
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
@@ -195,6 +197,21 @@ def _whole_parameters(trainer: pl.Trainer) -> AbstractContextManager[Any]:
     """Let the parameters be whole, and written to; FSDP may still hold those of a forward pass."""
     model: Any = trainer.strategy.model
     return model.summon_full_params(model) if _is_in_pieces(trainer) else contextlib.nullcontext()
+
+
+class Termination(pl.Callback):
+    """Keeps the handler of SIGTERM that there is when the callback is made.
+
+    Lightning's own ends a script with the exit code 0, and waits for processes that may be gone.
+    """
+
+    def __init__(self) -> None:
+        self.handler = signal.getsignal(signal.SIGTERM)
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Take the place of Lightning's handler."""
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, self.handler)
 
 
 class ProgressReport(pl.Callback):

@@ -23,6 +23,7 @@ from torch import distributed, nn
 
 from osciformer._advice import Mention, advise
 from osciformer._optional import need
+from osciformer._processes import terminable
 from osciformer._text import check_choice
 from osciformer._types import Tensor
 from osciformer.config import Accelerator, Precision, TrainConfig
@@ -50,7 +51,7 @@ class FitResult:
 
 
 class TrainingInterrupted(KeyboardInterrupt):
-    """Ctrl-C during training.
+    """Ctrl-C or SIGTERM during training; its `__cause__` tells which.
 
     Attributes:
         result: What was reached, with the best weights so far, or the latest in the first epoch.
@@ -89,7 +90,7 @@ def fit(
         settings: What else decides the result, by name; checkpoints with other ones are refused.
 
     Raises:
-        TrainingInterrupted: On Ctrl-C; it holds what was reached.
+        TrainingInterrupted: On Ctrl-C or SIGTERM; it holds what was reached.
         CheckpointError: If there is nothing to resume from, or it belongs to other settings.
         FloatingPointError: If the loss is not finite.
     """
@@ -115,7 +116,8 @@ def fit(
     # FSDP leaves the model's parameters in pieces; the result then goes into a copy.
     result_model = copy.deepcopy(model) if config.strategy == "fsdp" else model
     started = time.perf_counter()
-    with undisturbed_random_state(), _quiet_lightning():
+    with undisturbed_random_state(), _quiet_lightning(), terminable():
+        active.append(callbacks.Termination())
         trainer = pl.Trainer(
             max_epochs=config.max_epochs,
             accelerator="gpu" if choose_device(config.accelerator).type == "cuda" else "cpu",
@@ -145,7 +147,8 @@ def fit(
     result = _result(result_model, journal, config, time.perf_counter() - started)
     if journal.interrupted is not None:
         last = None if folder is None else folder / run_folder.CHECKPOINT
-        raise TrainingInterrupted(result, last if last is not None and last.is_file() else None)
+        last = last if last is not None and last.is_file() else None
+        raise TrainingInterrupted(result, last) from journal.interrupted
     return result
 
 
