@@ -338,3 +338,75 @@ def test_other_inputs_and_files_of_the_run_stay(
     assert times.read_text() == "hour\n5\n"
     done = cli(*call, "--bootstrap=0", "-o", run / "test.json")
     assert done.code == 0, done.err
+
+
+@pytest.mark.parametrize(
+    ("task", "table", "changes"),
+    [
+        ("classification", "wide.parquet", {"a": "values", "hour": "times", "ill": "labels"}),
+        ("classification", "wide.parquet", {"who": "ids", "age": "static"}),
+        ("events", "narrow.csv", {"hour": "times", "variable": "types"}),
+    ],
+)
+def test_resume_refuses_another_table_of_equal_counts(
+    task: str,
+    table: str,
+    changes: dict[str, str],
+    cli: Call,
+    runs: Path,
+    tables: Path,
+    tmp_path: Path,
+) -> None:
+    import pandas as pd
+
+    run = shutil.copytree(runs / task, tmp_path / "run")
+    before = content(run)
+    read = pd.read_csv if table.endswith(".csv") else pd.read_parquet
+    for column, what in changes.items():
+        frame = read(tables / table)
+        if column == "who":
+            frame["who"] = frame["who"].replace(39, 390)
+        elif column == "ill":
+            frame["ill"] = np.where(frame["who"] == 0, 1 - frame["ill"], frame["ill"])
+        elif column == "age":
+            frame["age"] += frame["who"] == 3
+        elif column == "variable":
+            frame.loc[0, column] = "b" if frame.loc[0, column] == "a" else "a"
+        else:
+            frame.loc[0, column] -= 0.001
+        frame.to_parquet(tmp_path / "other.parquet")
+        outcome = cli("fit", tmp_path / "other.parquet", "--resume", "--progress=none", "-o", run)
+        assert outcome.code == 1
+        assert f"other {what}" in outcome.err
+        assert content(run) == before
+
+
+def test_same_data_in_another_format_may_go_on(
+    cli: Call, runs: Path, tables: Path, tmp_path: Path
+) -> None:
+    run = shutil.copytree(runs / "classification", tmp_path / "run")
+    outcome = cli("fit", tables / "wide.csv", "--resume", "--progress=none", "-o", run)
+    assert outcome.code == 0, outcome.err
+    assert "older version" not in outcome.err
+
+
+def test_run_without_a_fingerprint_goes_on_with_a_warning(cli: Call, run: Path) -> None:
+    facts = json.loads((run / "run.json").read_text())
+    del facts["data"]["fingerprint"]
+    (run / "run.json").write_text(json.dumps(facts))
+    outcome = cli("fit", "--resume", "--progress=none", "-o", run)
+    assert outcome.code == 0, outcome.err
+    assert "older version" in outcome.err
+    assert "fingerprint" in json.loads((run / "run.json").read_text())["data"]
+
+
+def test_fingerprint_on_disk_is_that_in_memory(tables: Path) -> None:
+    from osciformer.cli.fingerprint import fingerprint
+    from osciformer.data import Layout, ParquetSeries, read_table
+
+    layout = Layout(id="who", time="hour", values=("a", "b"), label="ill", static=("age",))
+    on_disk = ParquetSeries(tables / "wide.parquet", layout, chunk_rows=32)
+    assert len(list(on_disk.chunks())) > 1
+    found = fingerprint(read_table(tables / "wide.parquet", layout))
+    assert found == fingerprint(on_disk)
+    assert set(found) == {"ids", "lengths", "times", "values", "labels", "static"}

@@ -18,6 +18,7 @@ from osciformer._processes import is_first_process
 from osciformer.cli import pictures, runs, tables
 from osciformer.cli import settings as flags
 from osciformer.cli.errors import CommandError, Misuse, exit_code
+from osciformer.cli.fingerprint import fingerprint
 from osciformer.cli.runs import CHECKPOINT, METRICS, MODEL, RUN, RunFolder
 from osciformer.cli.settings import CONFIG, SETTINGS, near
 
@@ -90,6 +91,15 @@ class Job(NamedTuple):
     labels: Any = None  # if the data have none of their own
     validation: Any = None  # data for early stopping, with labels if they are apart
     settings: Mapping[str, Any] = {}  # those that follow from the data
+
+    def fingerprint(self) -> dict[str, str]:
+        """Return a hash of each array, by name."""
+        found = fingerprint(self.data, self.labels)
+        watched = self.validation if isinstance(self.validation, tuple) else (self.validation,)
+        if self.validation is not None:
+            of_validation = fingerprint(*watched)
+            found |= {f"validation {name}": item for name, item in of_validation.items()}
+        return found
 
 
 def _read_series(given: dict[str, Any], task: str) -> Job:
@@ -183,7 +193,8 @@ def train(estimator: Any, job: Job, settings: Mapping[str, Any], run: RunFolder)
     from osciformer.train import TrainingInterrupted
 
     given = {"task": settings["task"], "seed": SETTINGS["seed"].default, **settings}
-    content = {"seed": given["seed"], "versions": find_versions(), "data": job.facts}
+    facts = {**job.facts, "fingerprint": job.fingerprint()} if is_first_process() else {}
+    content = {"seed": given["seed"], "versions": find_versions(), "data": facts}
 
     def describe(folder: Path) -> None:
         write_text(folder / CONFIG, flags.write_yaml(given))
@@ -191,7 +202,7 @@ def train(estimator: Any, job: Job, settings: Mapping[str, Any], run: RunFolder)
 
     if is_first_process():
         if (run.work / CHECKPOINT).is_file() and (run.work / CONFIG).is_file():
-            _check_same_data(run, job.facts)
+            _check_same_data(run, facts)
         else:
             run.begin(describe)
     try:
@@ -303,3 +314,15 @@ def _check_same_data(run: RunFolder, facts: Mapping[str, Any]) -> None:
                 f"the run in {run.path} was begun with other {name}: {had}, not {has}; give it the "
                 "same table, or start another run"
             )
+    known, found = before.get("fingerprint"), facts["fingerprint"]
+    if known is None:
+        _say(
+            f"warning: the run in {run.path} was begun by an older version, which kept nothing to "
+            "know its data by; the result is of use only if the table is the same"
+        )
+    elif known != found:
+        names = [n for n in {**known, **found} if known.get(n) != found.get(n)]
+        raise CommandError(
+            f"the run in {run.path} was begun with another table, with other {', '.join(names)}; "
+            "give it the same one, or start another run"
+        )
