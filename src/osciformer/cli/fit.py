@@ -14,7 +14,7 @@ from typer import Argument, Option
 from osciformer import __version__, config
 from osciformer._files import write_json, write_text
 from osciformer._optional import version_of
-from osciformer._processes import is_first_process
+from osciformer._processes import is_first_process, lost_peers, name_lost
 from osciformer.cli import pictures, runs, tables
 from osciformer.cli import settings as flags
 from osciformer.cli.errors import CommandError, Misuse, exit_code
@@ -214,6 +214,8 @@ def train(estimator: Any, job: Job, settings: Mapping[str, Any], run: RunFolder)
     except KeyboardInterrupt as interruption:
         code, word = exit_code(interruption)
         if is_first_process():
+            if lost := lost_peers(0.0):
+                word = f"{name_lost(lost)}; {word}"
             if isinstance(interruption, TrainingInterrupted) and interruption.checkpoint:
                 word += _keep(estimator, run, describe)
             _say(f"{word}; {_how_to_go_on(run)}")

@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import distributed
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from osciformer._files import replacing
 from osciformer._optional import need
+from osciformer._processes import meet
 from osciformer._types import Tensor
 from osciformer.config import TrainConfig
 from osciformer.train.module import TrainingModule
@@ -199,8 +201,8 @@ def _whole_parameters(trainer: pl.Trainer) -> AbstractContextManager[Any]:
     return model.summon_full_params(model) if _is_in_pieces(trainer) else contextlib.nullcontext()
 
 
-class Termination(pl.Callback):
-    """Keeps the handler of SIGTERM that there is when the callback is made.
+class Ending(pl.Callback):
+    """Lets processes know each other, and keeps the handler of SIGTERM that there is at first.
 
     Lightning's own ends a script with the exit code 0, and waits for processes that may be gone.
     """
@@ -209,7 +211,9 @@ class Termination(pl.Callback):
         self.handler = signal.getsignal(signal.SIGTERM)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Take the place of Lightning's handler."""
+        """Take the place of Lightning's handler, and meet the others."""
+        if trainer.world_size > 1:
+            meet(distributed.all_gather_object, trainer.world_size)
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, self.handler)
 

@@ -23,7 +23,7 @@ from torch import distributed, nn
 
 from osciformer._advice import Mention, advise
 from osciformer._optional import need
-from osciformer._processes import terminable
+from osciformer._processes import lost_peers, name_lost, terminable
 from osciformer._text import check_choice
 from osciformer._types import Tensor
 from osciformer.config import Accelerator, Precision, TrainConfig
@@ -117,7 +117,7 @@ def fit(
     result_model = copy.deepcopy(model) if config.strategy == "fsdp" else model
     started = time.perf_counter()
     with undisturbed_random_state(), _quiet_lightning(), terminable():
-        active.append(callbacks.Termination())
+        active.append(callbacks.Ending())
         trainer = pl.Trainer(
             max_epochs=config.max_epochs,
             accelerator="gpu" if choose_device(config.accelerator).type == "cuda" else "cpu",
@@ -141,6 +141,14 @@ def fit(
                 ckpt_path=None if checkpoint is None else str(checkpoint),
                 weights_only=True,
             )
+        except RuntimeError as error:
+            if num_processes(config) == 1 or not _is_broken_connection(error):
+                raise
+            raise RuntimeError(
+                f"{name_lost(lost_peers())}, so that this one cannot go on; what that one said "
+                "last may tell why. Go on from the last checkpoint with --resume, or resume=True "
+                "in Python"
+            ) from error
         except SystemExit:  # so Lightning ends after Ctrl-C
             if not isinstance(journal.interrupted, KeyboardInterrupt):
                 raise
@@ -228,6 +236,11 @@ def check_hardware(accelerator: str, strategy: str, devices: int) -> None:
             Mention("devices", devices),
             f" needs as many GPUs, and torch sees {count} here",
         )
+
+
+def _is_broken_connection(error: RuntimeError) -> bool:
+    is_told = any(word in str(error).lower() for word in ("gloo", "by peer", "nccl"))
+    return is_told or isinstance(error, distributed.DistError)
 
 
 def _is_under_torchrun() -> bool:
