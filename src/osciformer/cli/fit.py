@@ -21,6 +21,7 @@ from osciformer.cli.errors import CommandError, Misuse, exit_code
 from osciformer.cli.fingerprint import fingerprint
 from osciformer.cli.runs import CHECKPOINT, METRICS, MODEL, RUN, RunFolder
 from osciformer.cli.settings import CONFIG, SETTINGS, near
+from osciformer.cli.undefined import print_reasons, shown, undefined
 
 _PACKAGES = ("torch", "numpy", "pytorch-lightning", "scikit-learn", "pyarrow")
 _PATHS = ("table", "labels", "validation")
@@ -262,6 +263,8 @@ def _metrics(estimator: Any, *, is_finished: bool) -> dict[str, Any]:
         metrics |= {"num_epochs": len(history), "best_epoch": estimator.best_epoch_}
         metrics |= {"seconds": sum(r["seconds"] for r in history), "train_loss": best["train_loss"]}
         metrics["validation"] = {name.removeprefix("val_"): best[name] for name in watched}
+    if reasons := undefined(metrics["validation"]):
+        metrics["undefined"] = reasons
     if getattr(estimator, "resonator_", None) is not None:
         weight = estimator.network_weight_
         metrics["blend_weights"] = {"network": weight, "resonators": 1.0 - weight}
@@ -278,8 +281,9 @@ def _print_validation(metrics: Mapping[str, Any], path: Path) -> None:
     tables.print_table(
         title,
         ("metric", "value"),
-        [(name, f"{value:.4f}") for name, value in scores.items()],
+        [(name, shown(value)) for name, value in scores.items()],
     )
+    print_reasons(metrics.get("undefined", {}))
     weights = metrics.get("blend_weights", {})
     if len(weights) > 1:
         listed = ", ".join(f"{name} {weight:.3f}" for name, weight in weights.items())
