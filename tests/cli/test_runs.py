@@ -271,12 +271,15 @@ def test_what_a_kill_left_is_mentioned_and_removed(cli: Call, tables: Path, run:
     (run / ours).write_text("half")
     (run / PART).mkdir()
     (run / PART / "model.safetensors").write_bytes(b"half")
+    (run / NEXT).mkdir()  # of a fit that was killed before it wrote its settings
+    (run / NEXT / MANIFEST).write_text("{}")
     (run / foreign).write_text("precious")
     outcome = cli("fit", "--resume", "--progress=none", "-o", run)
     assert outcome.code == 0, outcome.err
     assert ours in outcome.err
     assert not (run / ours).exists()
     assert not (run / PART).exists()
+    assert not (run / NEXT).exists()
     assert (run / foreign).exists()
 
 

@@ -201,12 +201,12 @@ def train(estimator: Any, job: Job, settings: Mapping[str, Any], run: RunFolder)
         write_text(folder / CONFIG, flags.write_yaml(given))
         write_json(folder / RUN, content)
 
-    if is_first_process():
-        if (run.work / CHECKPOINT).is_file() and (run.work / CONFIG).is_file():
-            _check_same_data(run, facts)
-        else:
-            run.begin(describe)
     try:
+        if is_first_process():
+            if (run.work / CHECKPOINT).is_file() and (run.work / CONFIG).is_file():
+                _check_same_data(run, facts)
+            else:
+                run.begin(describe)
         watched = {} if job.validation is None else {"validation_data": job.validation}
         estimator.fit(job.data, job.labels, **watched)
         metrics = _metrics(estimator, is_finished=True)

@@ -226,9 +226,11 @@ def _settle(path: Path, *, is_resuming: bool, is_overwriting: bool) -> RunFolder
     left = [part for part in path.iterdir() if _is_temporary(part)]
     for part in left:
         part.unlink()
-    if (path / PART).is_dir():
-        _discard(path / PART)
-        left.append(path / PART)
+    is_barely_begun = (path / NEXT).is_dir() and not (path / NEXT / CONFIG).exists()
+    for part in (path / PART, *([path / NEXT] if is_barely_begun else [])):
+        if part.is_dir():
+            _discard(part)
+            left.append(part)
     if left:
         _say(f"{path}: removed what a killed fit left: {name_some([x.name for x in left])}")
     has_run, next_run = bool(_ours(path)), path / NEXT
