@@ -413,3 +413,31 @@ def test_fingerprint_on_disk_is_that_in_memory(tables: Path) -> None:
     found = fingerprint(read_table(tables / "wide.parquet", layout))
     assert found == fingerprint(on_disk)
     assert set(found) == {"ids", "lengths", "times", "values", "labels", "static"}
+
+
+@pytest.mark.parametrize("flag", ["--overwrite", "--resume"])
+def test_ctrl_c_while_files_are_put_in_place_comes_too_late(
+    flag: str, cli: Call, tables: Path, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if flag == "--resume":
+        call = ["fit", "--progress=none", flag]
+    else:  # which has no checkpoint to go on from
+        call = ["fit", tables / "wide.csv", *ILL[:-1], "--model=resonator", "--families=summary"]
+        call += ["--progress=none", flag]
+    move_in, calls = folders._move_in, []
+
+    def stop_at_first(path: Path) -> None:
+        calls.append(path)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        move_in(path)
+
+    monkeypatch.setattr(folders, "_move_in", stop_at_first)
+    outcome = cli(*call, "-o", run)
+    assert outcome.code == 130, outcome.err
+    assert len(calls) == 2
+    assert "when all was done" in outcome.err
+    assert "nothing is kept" not in outcome.err
+    names = {path.name for path in run.iterdir()}
+    assert names == set(json.loads((run / MANIFEST).read_text())["files"])
+    assert {"config.yaml", "model.safetensors", "metrics.json"} <= names

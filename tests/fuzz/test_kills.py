@@ -105,14 +105,17 @@ class World:
         assert predictions.read_bytes() == self.tables[name]
         return name
 
-    def kill(self, kind: str, number: int, at: random.Random) -> str:
-        """Kill a call at a random moment, check what it leaves, and return what that was."""
+    def draw(self, kind: str, at: random.Random) -> dict[str, Any]:
+        """Return a random moment of a call."""
+        if at.random() < 0.5:
+            return {"seconds": at.uniform(0, self.seconds[kind])}
+        return {"event": at.randrange(self.events[kind])}
+
+    def kill(self, kind: str, number: int, moment: dict[str, Any]) -> str:
+        """Kill a call, check what it leaves, and return what that was."""
         self.number += 1
         place = self.folder / f"{kind}{self.number}"
         place.mkdir()
-        moment: dict[str, Any] = {"event": at.randrange(self.events[kind])}
-        if at.random() < 0.5:
-            moment = {"seconds": at.uniform(0, self.seconds[kind])}
         check = {"fit": self.kill_fit, "overwrite": self.kill_overwrite}
         print(kind, number, moment)
         return check.get(kind, self.kill_predict)(place, signal=number, **moment)
@@ -190,7 +193,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     [("overwrite", 9), ("overwrite", 15), ("fit", 9), ("predict", 9)],
 )
 def test_kill_leaves_the_old_or_the_new(kind: str, number: int, world: World) -> None:
-    world.kill(kind, number, random.Random(f"{kind} {number}"))
+    world.kill(kind, number, world.draw(kind, random.Random(f"{kind} {number}")))
 
 
 @pytest.mark.slow
@@ -198,6 +201,15 @@ def test_fifty_kills_leave_the_old_or_the_new(world: World) -> None:
     at, counts = random.Random(0), Counter[str]()
     for turn in range(54):
         kind, number = KINDS[turn % 3], SIGNALS[turn // 3 % 3]
-        left = world.kill(kind, number, at)
+        left = world.kill(kind, number, world.draw(kind, at))
         counts[f"{kind} {number.name}: {left}"] += 1
     print("\n".join(f"{count:3d} {name}" for name, count in sorted(counts.items())))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", SIGNALS)
+def test_kill_at_each_file_of_a_replacement(number: signal.Signals, world: World) -> None:
+    last = world.events["overwrite"]  # the swap, and what is written before it
+    left = [world.kill("overwrite", number, {"event": k}) for k in range(last - 24, last)]
+    assert {"old, resumed", "new"} <= set(left)
+    print(Counter(left))

@@ -219,6 +219,9 @@ def train(estimator: Any, job: Job, settings: Mapping[str, Any], run: RunFolder)
                 word = f"{name_lost(lost)}; {word}"
             if isinstance(interruption, TrainingInterrupted) and interruption.checkpoint:
                 word += _keep(estimator, run, describe)
+            elif run.has_result:
+                _say(f"{word} when all was done; the run in {run.path} is complete")
+                raise typer.Exit(code) from interruption
             _say(f"{word}; {_how_to_go_on(run)}")
         raise typer.Exit(code) from interruption
     except BaseException:

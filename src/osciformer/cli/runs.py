@@ -48,6 +48,7 @@ class RunFolder:
     work: Path  #: Where training writes.
     before: dict[str, bytes] = field(default_factory=dict)  #: What `begin` wrote over, by name.
     begun: set[str] = field(default_factory=set)  #: Files that came after `begin`.
+    has_result: bool = False  #: Whether the files of the result are in their place.
 
     @property
     def is_replacing(self) -> bool:
@@ -75,16 +76,17 @@ class RunFolder:
             write(stage)
             _write_manifest(stage, staying | WRITTEN.intersection(os.listdir(stage)))
             os.rename(stage, self.path / READY)
-            _move_in(self.path)
+            self._settle()
         except BaseException:
-            if (self.path / READY).is_dir():  # there is no way back
-                _move_in(self.path)
+            if not stage.is_dir():  # there is no way back
+                self._settle()
             elif not self.is_replacing:
                 _discard(stage)
             raise
-        finally:
-            if not self.work.is_dir():
-                self.work = self.path
+
+    def _settle(self) -> None:
+        self.work, self.before, self.begun, self.has_result = self.path, {}, set(), True
+        _move_in(self.path)
 
     def abandon(self) -> None:
         """Remove the beginnings of a run from which nothing can be continued."""
