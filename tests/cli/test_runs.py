@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -170,21 +172,56 @@ def test_linked_run_folder_stays_a_link(cli: Call, tables: Path, run: Path, tmp_
     assert {path.name for path in tmp_path.iterdir()} == {"link", "run"}
 
 
-@pytest.mark.parametrize(
-    "name", ["last.part", "history.part", "history.csv", "last.ckpt", "config.yaml", "run.json"]
-)
-@pytest.mark.parametrize("flag", ["--overwrite", "--resume"])
+@pytest.fixture
+def stopped(cli: Call, tables: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a run that has two epochs before it."""
+    call = ["fit", tables / "wide.csv", *ILL, *TINY, "--epochs=3", "-o", tmp_path / "stopped"]
+    with monkeypatch.context() as patch:
+        stop_after_the_first_epoch(patch)
+        assert cli(*call).code == 130
+    return tmp_path / "stopped"
+
+
+def stop_after_the_first_epoch(patch: pytest.MonkeyPatch) -> None:
+    from osciformer.train.callbacks import RunWriter
+
+    write = RunWriter.on_train_epoch_end
+
+    def write_and_stop(self: Any, trainer: Any, module: Any) -> None:
+        write(self, trainer, module)
+        if trainer.current_epoch == 0:
+            raise KeyboardInterrupt
+
+    patch.setattr(RunWriter, "on_train_epoch_end", write_and_stop)
+
+
+@pytest.mark.parametrize("name", ["last.part", "history.part", "history.csv", "last.ckpt"])
 def test_links_in_a_run_folder_are_not_written_through(
-    flag: str, name: str, cli: Call, tables: Path, run: Path, tmp_path: Path
+    name: str, cli: Call, stopped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    outside = tmp_path / "outside"
-    outside.write_bytes((run / name).read_bytes() if (run / name).exists() else b"precious")
+    rename = os.rename
+
+    def rename_within(source: Any, target: Any, **options: Any) -> None:
+        # Lightning moves checkpoints from there, and copies them from another file system.
+        if Path(source).parent == Path(tempfile.gettempdir()):
+            raise OSError(errno.EXDEV, "another file system")
+        rename(source, target, **options)
+
+    monkeypatch.setattr(os, "rename", rename_within)
+    outside, link = tmp_path / "outside", stopped / name
+    outside.write_bytes(link.read_bytes() if link.exists() else b"precious")
     before = outside.read_bytes()
-    (run / name).unlink(missing_ok=True)
-    (run / name).symlink_to(outside)
-    settings = [*TINY, "--epochs=3"] if flag == "--resume" else [*ILL, *TINY]
-    cli("fit", tables / "wide.csv", *settings, flag, "-o", run)
+    link.unlink(missing_ok=True)
+    link.symlink_to(outside)
+    outcome = cli("fit", "--resume", "--progress=none", "-o", stopped)
     assert outside.read_bytes() == before
+    if name == "last.part":  # which older versions wrote, and nobody else should
+        assert outcome.code == 1
+        assert "'last.part'" in outcome.err
+        return
+    assert outcome.code == 0, outcome.err
+    assert len((stopped / "history.csv").read_text().splitlines()) == 4
+    assert outside.stat().st_nlink == 1
 
 
 @pytest.mark.parametrize("name", [NEXT, PART, READY, "tensorboard"])
@@ -235,20 +272,11 @@ def test_kill_while_files_are_put_in_place_leaves_the_new_run(
 def test_unfinished_replacement_leaves_the_old_run_and_goes_on(
     cli: Call, tables: Path, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from osciformer.train.callbacks import RunWriter
-
     call = ["fit", tables / "wide.csv", *ILL, *TINY, "--epochs=3"]
     assert cli(*call, "-o", tmp_path / "whole").code == 0
-    write = RunWriter.on_train_epoch_end
-
-    def write_and_stop(self: Any, trainer: Any, module: Any) -> None:
-        write(self, trainer, module)
-        if trainer.current_epoch == 0:
-            raise KeyboardInterrupt
-
     before = content(run)
     with monkeypatch.context() as patch:
-        patch.setattr(RunWriter, "on_train_epoch_end", write_and_stop)
+        stop_after_the_first_epoch(patch)
         stopped = cli(*call, "--overwrite", "-o", run)
     assert stopped.code == 130
     assert f"osciformer fit --resume -o {run}" in stopped.err

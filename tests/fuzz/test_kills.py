@@ -210,6 +210,6 @@ def test_fifty_kills_leave_the_old_or_the_new(world: World) -> None:
 @pytest.mark.parametrize("number", SIGNALS)
 def test_kill_at_each_file_of_a_replacement(number: signal.Signals, world: World) -> None:
     last = world.events["overwrite"]  # the swap, and what is written before it
-    left = [world.kill("overwrite", number, {"event": k}) for k in range(last - 24, last)]
+    left = [world.kill("overwrite", number, {"event": k}) for k in range(last - 16, last)]
     assert {"old, resumed", "new"} <= set(left)
     print(Counter(left))
