@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from osciformer.cli.tables import is_streamed
+
 _ARRAYS = ("ids", "lengths", "times", "values", "types", "labels", "static", "starts", "ends")
 _SLICE = 2**20  # numbers that are hashed at a time
 
@@ -24,10 +26,8 @@ def fingerprint(data: Any, labels: np.ndarray | None = None) -> dict[str, str]:
         >>> sorted(first), [name for name in first if first[name] != second[name]]
         (['ids', 'lengths', 'times', 'values'], ['values'])
     """
-    from osciformer.data.inputs import chunks
-
     hashes: dict[str, Any] = {}
-    for chunk in chunks(data):
+    for chunk in data.chunks() if is_streamed(data) else (data,):
         for name in _ARRAYS:
             found = getattr(chunk, name, None)
             if found is not None and not (name == "labels" and labels is not None):
