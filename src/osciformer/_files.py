@@ -6,7 +6,7 @@ import contextlib
 import json
 import math
 import os
-import tempfile
+import secrets
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,8 @@ def replacing(path: str | Path) -> Iterator[Path]:
     its name keeps the ending of `path`, because some writers look at it.
 
     Example:
-        >>> with tempfile.TemporaryDirectory() as folder:
+        >>> from tempfile import TemporaryDirectory
+        >>> with TemporaryDirectory() as folder:
         ...     target = Path(folder, "a", "numbers.txt")
         ...     with replacing(target) as part:
         ...         _ = part.write_text("1 2 3")
@@ -32,17 +33,16 @@ def replacing(path: str | Path) -> Iterator[Path]:
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    suffix = f"{PART_MARK}{path.suffix}"
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}.", suffix=suffix)
-    os.close(handle)
-    part = Path(name)
+    # Named before it is made, so that Ctrl-C in between leaves nothing; 64 random bits are unique.
+    part = path.with_name(f".{path.stem}.{secrets.token_hex(8)}{PART_MARK}{path.suffix}")
     try:
+        os.close(os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))  # never by a link
         yield part
         with part.open("rb+") as file:
             os.fsync(file.fileno())
         umask = os.umask(0)
         os.umask(umask)
-        part.chmod(0o666 & ~umask)  # mkstemp makes files that only the owner can read
+        part.chmod(0o666 & ~umask)  # until now only the owner can read it
         os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)

@@ -295,7 +295,10 @@ def test_unfinished_replacement_leaves_the_old_run_and_goes_on(
 
 
 def test_what_a_kill_left_is_mentioned_and_removed(cli: Call, tables: Path, run: Path) -> None:
-    ours, foreign = f".history.abcd1234{PART_MARK}.csv", f".thesis.abcd1234{PART_MARK}.csv"
+    ours, foreign = (
+        f".history.0123456789abcdef{PART_MARK}.csv",
+        f".thesis.0123456789abcdef{PART_MARK}.csv",
+    )
     (run / ours).write_text("half")
     (run / PART).mkdir()
     (run / PART / "model.safetensors").write_bytes(b"half")

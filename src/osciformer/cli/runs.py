@@ -37,7 +37,7 @@ _PICTURES = ("training.png", "calibration.png", "intensity.png", "curves.png")
 _OF_DEMO = ("stays-train.parquet", "stays-test.parquet", "ATTRIBUTION.txt", "test_metrics.json")
 WRITTEN = frozenset({*_OF_TRAINING, *_PICTURES, *_OF_DEMO, MANIFEST})
 _OF_LOG = re.compile(r"events\.out\.tfevents\..*|hparams\.yaml")
-_TEMPORARY = re.compile(rf"\.(?P<stem>.+)\.[a-z0-9_]{{8}}{re.escape(PART_MARK)}(?P<ending>\.\w+)")
+_TEMPORARY = re.compile(rf"\.(?P<stem>.+)\.[0-9a-f]{{16}}{re.escape(PART_MARK)}(?P<ending>\.\w+)")
 
 
 @dataclass
