@@ -29,9 +29,9 @@ def run(call: dict[str, Any], report: int) -> None:
     def watch(event: str, arguments: tuple[Any, ...]) -> None:
         nonlocal count
         if event in TOUCHING and arguments and str(arguments[0]).startswith(call["below"]):
-            if count == call.get("event"):
+            count += 1  # first, as the signal may raise here, and must come once
+            if count - 1 == call.get("event"):
                 os.kill(os.getpid(), call["signal"])
-            count += 1
 
     sys.addaudithook(watch)
     code = 1
