@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -35,3 +37,18 @@ def test_files_get_the_permissions_of_an_ordinary_file(tmp_path: Path) -> None:
 def test_json_has_null_for_numbers_that_are_not_finite(tmp_path: Path) -> None:
     write_json(tmp_path / "x.json", {"a": [np.float32(1.5), float("inf")], 2: np.int64(3)})
     assert json.loads((tmp_path / "x.json").read_text()) == {"a": [1.5, None], "2": 3}
+
+
+def test_ctrl_c_as_the_temporary_file_is_made_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = os.open
+
+    def make_and_stop(*args: Any, **kwargs: Any) -> int:
+        os.close(make(*args, **kwargs))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "open", make_and_stop)
+    with pytest.raises(KeyboardInterrupt):
+        write_text(tmp_path / "report.csv", "new")
+    assert not list(tmp_path.iterdir())

@@ -6,10 +6,12 @@ import contextlib
 import json
 import math
 import os
-import tempfile
+import secrets
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+PART_MARK = ".osciformer-part"  # in the names of temporary files, which a kill may leave
 
 
 @contextlib.contextmanager
@@ -17,10 +19,12 @@ def replacing(path: str | Path) -> Iterator[Path]:
     """Give a temporary path beside `path` to write to, and move it there if the block succeeds.
 
     If the block fails, `path` stays as it was and the temporary file is deleted. Missing folders
-    are created. The temporary name keeps the ending of `path`, because some writers look at it.
+    are created. The temporary file is a fresh one, never one that a link of its name leads to, and
+    its name keeps the ending of `path`, because some writers look at it.
 
     Example:
-        >>> with tempfile.TemporaryDirectory() as folder:
+        >>> from tempfile import TemporaryDirectory
+        >>> with TemporaryDirectory() as folder:
         ...     target = Path(folder, "a", "numbers.txt")
         ...     with replacing(target) as part:
         ...         _ = part.write_text("1 2 3")
@@ -29,16 +33,16 @@ def replacing(path: str | Path) -> Iterator[Path]:
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}.", suffix=path.suffix)
-    os.close(handle)
-    part = Path(name)
+    # Named before it is made, so that Ctrl-C in between leaves nothing; 64 random bits are unique.
+    part = path.with_name(f".{path.stem}.{secrets.token_hex(8)}{PART_MARK}{path.suffix}")
     try:
+        os.close(os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))  # never by a link
         yield part
         with part.open("rb+") as file:
             os.fsync(file.fileno())
         umask = os.umask(0)
         os.umask(umask)
-        part.chmod(0o666 & ~umask)  # mkstemp makes files that only the owner can read
+        part.chmod(0o666 & ~umask)  # until now only the owner can read it
         os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)

@@ -1,8 +1,82 @@
-"""Which of the processes that train together this one is."""
+"""Which of the processes that train together this one is, and what ends them."""
 
 from __future__ import annotations
 
 import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, as schedulers send it; it ends things in the order in which Ctrl-C does."""
+
+
+def raise_terminated(*_: Any) -> None:
+    """Raise `Terminated`, and let what is in order end undisturbed; a handler of signals."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise Terminated
+
+
+@contextmanager
+def terminable() -> Iterator[None]:
+    """Raise `Terminated` on SIGTERM, unless that has a handler already."""
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, raise_terminated)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+#: Where the processes that train together run, by rank: host and number; filled by `meet`.
+peers: list[tuple[str, int]] = []
+_PATIENCE = 2.0  # seconds in which one that closes its connections has ended
+
+
+def meet(gather: Callable[[list[Any], Any], None], count: int) -> None:
+    """Tell all processes where this one runs, by what gathers an object of each."""
+    peers[:] = [("", 0)] * count
+    gather(peers, (socket.gethostname(), os.getpid()))
+
+
+def lost_peers(patience: float = _PATIENCE) -> list[int]:
+    """Return the ranks of processes of this machine that are no more, waiting for the first."""
+    here, end = socket.gethostname(), time.monotonic() + patience
+    while True:
+        found = [rank for rank, (host, pid) in enumerate(peers) if host == here and _is_gone(pid)]
+        if found or time.monotonic() > end or len(peers) < 2:
+            return found
+        time.sleep(0.05)
+
+
+def name_lost(ranks: list[int]) -> str:
+    """Return words on processes that are gone, known by rank or not."""
+    if not ranks:
+        return f"one of the other processes, of {len(peers)} in all, is gone"
+    named = " and ".join(f"{rank} (pid {peers[rank][1]})" for rank in ranks)
+    return f"the process of rank {named} is gone, of {len(peers)} in all"
+
+
+def _is_gone(pid: int) -> bool:
+    if os.name != "posix":  # where there is no harmless signal to try
+        return False
+    try:
+        os.kill(pid, 0)
+        state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+    except ProcessLookupError:
+        return True
+    except OSError:  # it belongs to another user, or the system tells no more
+        return False
+    return state == "Z"  # dead, but its parent has not asked yet
 
 
 def is_first_process() -> bool:

@@ -143,3 +143,32 @@ def test_answers_are_summed_per_series() -> None:
     assert scores["skill"] == pytest.approx(0.0)
     assert sums[:, -3:].tolist() == [[0.0, 0.0, 1.0], [0.0, 0.0, 0.0]]
     assert np.isnan(answer_scores(sums[:0])["mae"])
+
+
+def test_undefined_scores_are_named_with_the_reason(
+    cli: Call, runs: Path, frame: Any, tmp_path: Path
+) -> None:
+    frame[frame.ill == 1].to_parquet(tmp_path / "ill.parquet")
+    call = ["evaluate", runs / "classification", tmp_path / "ill.parquet"]
+    content = json.loads(cli(*call, "--json", "--bootstrap=9").out)
+    nulls = [name for name, found in content["metrics"].items() if found["value"] is None]
+    assert set(content["undefined"]) == set(nulls) == {"auroc", "auprc"}
+    printed = cli(*call, "--bootstrap=0").out
+    assert "nan" not in printed
+    assert "auroc is undefined: it needs series of a class and series of others" in printed
+    assert "--bootstrap 0 draws no samples" in printed
+
+
+def test_undefined_validation_scores_are_named_with_the_reason(
+    cli: Call, tables: Path, frame: Any, tmp_path: Path
+) -> None:
+    frame[frame.ill == 1].to_parquet(tmp_path / "ill.parquet")
+    call = ["fit", tables / "wide.parquet", "--task=classification", "--id=who", "--time=hour"]
+    call += ["--features=a,b", "--target=ill", "--validation", tmp_path / "ill.parquet"]
+    call += ["--dim=8", "--num-layers=1", "--num-heads=1", "--epochs=1", "--no-resonators"]
+    outcome = cli(*call, "--monitor=loss", "--progress=none", "-o", tmp_path / "run")
+    assert outcome.code == 0, outcome.err
+    assert "auprc is undefined" in outcome.out
+    metrics = json.loads((tmp_path / "run/metrics.json").read_text())
+    nulls = {name for name, value in metrics["validation"].items() if value is None}
+    assert set(metrics["undefined"]) == nulls == {"auroc", "auprc"}

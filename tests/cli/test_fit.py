@@ -356,7 +356,8 @@ def environment() -> Mapping[str, str]:
     return os.environ | {"PYTHONPATH": source, "OMP_NUM_THREADS": "1"}
 
 
-def test_ctrl_c_leaves_a_checkpoint(tables: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_signal_leaves_a_checkpoint(number: int, code: int, tables: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     call = [sys.executable, "-m", "osciformer", "fit", tables / "wide.csv", *ILL, *TINY]
     process = subprocess.Popen(
@@ -369,12 +370,29 @@ def test_ctrl_c_leaves_a_checkpoint(tables: Path, tmp_path: Path) -> None:
     )
     while not (run / "last.ckpt").is_file() and process.poll() is None:
         time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     _, err = process.communicate()
-    assert process.returncode == 130, err
+    assert process.returncode == code, err
     assert "osciformer fit --resume" in err
     assert "Traceback" not in err
     assert (run / "model.safetensors").is_file()
+
+
+def test_signal_outside_of_training_has_its_exit_code(
+    cli: Call, tables: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from osciformer.cli import tables as reading
+
+    def stop(*_: Any, **__: Any) -> None:
+        signal.raise_signal(signal.SIGTERM)
+
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(reading, "open_table", stop)
+    outcome = cli("fit", tables / "wide.csv", *ILL, *TINY, "-o", tmp_path / "run")
+    assert outcome.code == 143
+    assert "terminated" in outcome.err
+    assert not list(tmp_path.iterdir())
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 @pytest.mark.dist

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -70,3 +71,17 @@ def test_process_with_a_single_row_takes_part(results: dict[str, Any]) -> None:
         torch.testing.assert_close(
             results[f"two-{rank}"]["single_row"], (weights, losses), rtol=1e-4, atol=1e-5
         )
+
+
+@pytest.mark.dist
+def test_lost_process_is_named(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, *TORCHRUN, str(SCRIPT), str(tmp_path / "lost"), "--lose=1"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        timeout=240,
+    )
+    assert done.returncode != 0
+    assert re.search(r"process of rank 1 \(pid \d+\) is gone", done.stderr), done.stderr
+    assert "--resume" in done.stderr

@@ -139,6 +139,24 @@ def test_interruption_leaves_a_checkpoint_and_the_best_weights(tmp_path: Path) -
     assert_same_weights(run().model, rest.model)
 
 
+def test_sigterm_interrupts_and_is_given_back_to_the_caller() -> None:
+    import signal
+
+    from osciformer._processes import Terminated
+
+    before = signal.getsignal(signal.SIGTERM)
+    model, (task, train, validation) = make_model(), make_sources(CONFIG)
+
+    def stop(*_: Any) -> None:
+        signal.raise_signal(signal.SIGTERM)
+
+    model.register_forward_hook(stop)
+    with pytest.raises(TrainingInterrupted) as caught:
+        fit(model, task, train, validation, CONFIG)
+    assert isinstance(caught.value.__cause__, Terminated)
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
 def test_interruption_gives_ctrl_c_back_to_the_caller() -> None:
     import signal
 

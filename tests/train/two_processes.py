@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -122,5 +123,23 @@ def main(target: str) -> None:
     )
 
 
+def lose(rank: str) -> None:
+    """Train until the process of this rank is killed; the other one says what happened."""
+    toy = load_toy()
+    config = TrainConfig(max_epochs=9, batch_size=16, accelerator="cpu")
+    model, sources = toy.make_model(dropout=0.0), toy.make_sources(config, count=61)
+    if os.environ["RANK"] == rank:
+        steps = iter(range(5))
+        model.register_forward_hook(
+            lambda *_: os.kill(os.getpid(), signal.SIGKILL) if next(steps) == 4 else None
+        )
+    else:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # which torchrun sends at any moment
+    fit(model, *sources, config)
+
+
 if __name__ == "__main__":
-    main(sys.argv[1])
+    if sys.argv[2:]:
+        lose(sys.argv[2].removeprefix("--lose="))
+    else:
+        main(sys.argv[1])

@@ -13,7 +13,8 @@ __all__ = ["main"]
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line with some arguments, or those of this process.
 
-    Returns 0 if all went well, 1 after an error, 2 for a wrong call, 130 after Ctrl-C.
+    Returns 0 if all went well, 1 after an error, 2 for a wrong call, 130 after Ctrl-C, 143
+    after SIGTERM.
     """
     try:
         for name in ("typer", "rich", "yaml"):

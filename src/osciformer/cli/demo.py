@@ -13,15 +13,17 @@ import numpy as np
 import typer
 from typer import Option
 
-from osciformer._files import write_json
+from osciformer._files import replacing, write_json
 from osciformer._optional import need
 from osciformer.cli import fit, pictures, tables
 from osciformer.cli.evaluate import bootstrap, class_scores
+from osciformer.cli.runs import hold
 
 if TYPE_CHECKING:
     from osciformer.data import IrregularSeries
 
 TRAIN, TEST, ATTRIBUTION = "stays-train.parquet", "stays-test.parquet", "ATTRIBUTION.txt"
+SCORES, CURVES = "test_metrics.json", "curves.png"
 # One block and few epochs: the demo is to end in two minutes on a CPU.
 SETTINGS: dict[str, Any] = {
     **{"task": "classification", "id": "record_id", "time": "minute"},
@@ -65,25 +67,28 @@ def demo(
     started = time.perf_counter()
     source = files("osciformer") / "demo_data"
     given = {**SETTINGS, "max_epochs": epochs, "seed": seed, "table": str(source / TRAIN)}
-    fit.refuse_occupied(output, is_overwriting=True)
     layout = tables.make_layout(given, given["task"], Path(TRAIN))
     train, test = (read_parquet(Path(str(source / name)), layout)[:size] for name in (TRAIN, TEST))
     typer.echo(INTRODUCTION.format(train=len(train), test=len(test)))
     facts = {"table": TRAIN, "series": len(train), "features": train.feature_names}
     job = fit.Job(train, layout, facts)
-    estimator = fit.make_estimator(given, job, run_dir=output, verbose=fit.verbosity("auto"))
     # More threads make so small a model no faster, and on a busy machine slower.
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        fit.train(estimator, job, given, output)
-        for name in (TRAIN, TEST, ATTRIBUTION):
-            shutil.copyfile(str(source / name), output / name)
-        _compare(estimator, train, test, output, seed)
+        with hold(output, is_resuming=False, is_overwriting=True) as run:
+            shown = {"run_dir": run.work, "verbose": fit.verbosity("auto")}
+            estimator = fit.make_estimator(given, job, **shown)
+            fit.train(estimator, job, given, run)
+            run.record(TRAIN, TEST, ATTRIBUTION, SCORES, CURVES)
+            for name in (TRAIN, TEST, ATTRIBUTION):
+                with replacing(output / name) as part:
+                    shutil.copyfile(str(source / name), part)
+            _compare(estimator, train, test, output, seed)
         _explain(estimator.resonator_)
     finally:
         torch.set_num_threads(threads)
-    typer.echo(f"{time.perf_counter() - started:.0f} s in all; picture: {output / 'curves.png'}\n")
+    typer.echo(f"{time.perf_counter() - started:.0f} s in all; picture: {output / CURVES}\n")
     typer.echo(NEXT.format(run=output, train=TRAIN, test=TEST))
 
 
@@ -112,8 +117,8 @@ def _compare(estimator: Any, train: Any, test: Any, output: Path, seed: int) -> 
         [(name, f"{one['auroc']:.3f}", f"{one['auprc']:.3f}") for name, one in scores.items()],
     )
     content = {name: {k: v._asdict() for k, v in one.items()} for name, one in scores.items()}
-    write_json(output / "test_metrics.json", content)
-    pictures.draw_classes(labels == 1, chances, output / "curves.png")
+    write_json(output / SCORES, content)
+    pictures.draw_classes(labels == 1, chances, output / CURVES)
 
 
 def _explain(resonators: Any) -> None:

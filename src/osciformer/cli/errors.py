@@ -10,9 +10,10 @@ from typing import Any
 import typer
 
 from osciformer._advice import Mention
+from osciformer._processes import Terminated, terminable
 from osciformer.config import settings
 
-FAILED, MISUSED, INTERRUPTED = 1, 2, 130
+FAILED, MISUSED, INTERRUPTED, TERMINATED = 1, 2, 130, 143
 
 debugging: list[str] = []  # holds an item while errors are let through, with a traceback
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -34,12 +35,14 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(command)
     def run(*args: Any, **kwargs: Any) -> None:
         try:
-            command(*args, **kwargs)
+            with terminable():
+                command(*args, **kwargs)
         except typer.Exit:
             raise
         except KeyboardInterrupt as error:
-            typer.echo("interrupted; nothing half-written was left", err=True)
-            raise typer.Exit(INTERRUPTED) from error
+            code, word = exit_code(error)
+            typer.echo(f"{word}; nothing half-written was left", err=True)
+            raise typer.Exit(code) from error
         except Exception as error:
             if debugging:
                 raise
@@ -47,6 +50,12 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
             raise typer.Exit(MISUSED if isinstance(error, Misuse) else FAILED) from error
 
     return run
+
+
+def exit_code(error: KeyboardInterrupt) -> tuple[int, str]:
+    """Return the exit code after Ctrl-C or SIGTERM, and what to call it."""
+    is_terminated = isinstance(error, Terminated) or isinstance(error.__cause__, Terminated)
+    return (TERMINATED, "terminated") if is_terminated else (INTERRUPTED, "interrupted")
 
 
 def explain(error: Exception) -> str:

@@ -15,6 +15,8 @@ from typer import Option
 from osciformer._files import finite_json, write_json
 from osciformer.cli import pictures, predict, tables
 from osciformer.cli.errors import CommandError
+from osciformer.cli.runs import refuse_replacing
+from osciformer.cli.undefined import print_reasons, shown, undefined
 from osciformer.config import SERIES_TASKS
 
 if TYPE_CHECKING:
@@ -49,6 +51,8 @@ def evaluate(
     """
     if picture is not None:
         pictures.check_picture(picture)
+    for file in (output, picture):
+        refuse_replacing(file, run, table, labels)
     model = predict.Model.load(run, table, labels, accelerator=accelerator)
     if model.task == "events":
         model.refuse(target=target, labels=labels, labels_id=labels_id, stream=stream)
@@ -70,16 +74,22 @@ def evaluate(
     content = {"task": model.task, "series": found.num_series, "bootstrap": rounds}
     content["metrics"] = {name: interval._asdict() for name, interval in scores.items()}
     content |= found.facts
+    reasons = undefined({name: interval.value for name, interval in scores.items()})
+    if rounds == 0:
+        reasons["interval"] = "--bootstrap 0 draws no samples"
+    content |= {"undefined": reasons} if reasons else {}
     if output is not None:
         write_json(output, content)
     if as_json:
         typer.echo(json.dumps(finite_json(content), allow_nan=False))
         return
+    rows = [(n, shown(s.value), f"{shown(s.low)} to {shown(s.high)}") for n, s in scores.items()]
     tables.print_table(
         f"{model.task.capitalize()}, {found.title or f'{found.num_series} series'}",
         ("metric", "value", "95 % interval"),
-        [(name, f"{s.value:.4f}", f"{s.low:.4f} to {s.high:.4f}") for name, s in scores.items()],
+        rows if rounds else [(*row[:2], "-") for row in rows],
     )
+    print_reasons(reasons)
     if found.remark:
         typer.echo(found.remark)
 

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import platform
-import shutil
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from functools import partial
+from collections.abc import Mapping
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Annotated, Any, NamedTuple
 
 import typer
@@ -19,13 +14,15 @@ from typer import Argument, Option
 from osciformer import __version__, config
 from osciformer._files import write_json, write_text
 from osciformer._optional import version_of
-from osciformer._processes import is_first_process
-from osciformer.cli import pictures, tables
+from osciformer._processes import is_first_process, lost_peers, name_lost
+from osciformer.cli import pictures, runs, tables
 from osciformer.cli import settings as flags
-from osciformer.cli.errors import INTERRUPTED, CommandError, Misuse
+from osciformer.cli.errors import CommandError, Misuse, exit_code
+from osciformer.cli.fingerprint import fingerprint
+from osciformer.cli.runs import CHECKPOINT, METRICS, MODEL, RUN, RunFolder
 from osciformer.cli.settings import CONFIG, SETTINGS, near
+from osciformer.cli.undefined import print_reasons, shown, undefined
 
-RUN, METRICS, MODEL, CHECKPOINT = "run.json", "metrics.json", "model.safetensors", "last.ckpt"
 _PACKAGES = ("torch", "numpy", "pytorch-lightning", "scikit-learn", "pyarrow")
 _PATHS = ("table", "labels", "validation")
 _PROGRESS = Option(help="bar, lines, none, or auto: a bar on a terminal.")
@@ -51,34 +48,39 @@ def fit(
     settings below it has those of the table, --linear-head, --families, --class-weight and --seed.
     """
     verbose = verbosity(progress)
-    before = flags.read_config(output) if resume else {}
-    given = flags.merge(settings, config, before)
-    if before and (output / CHECKPOINT).is_file():
-        flags.check_resumed(given, before)
-    if table is not None:
-        given["table"] = str(table)
-    paths = {name: Path(given[name]).absolute() for name in _PATHS if given.get(name) is not None}
-    given |= {name: str(path) for name, path in paths.items()}
-    task = flags.check_task(given)
-    is_network = flags.model_of(given) == "osciformer"
-    if resume and not is_network:
-        raise Misuse("--resume goes on with the training of a network; a resonator model has none")
-    if "table" not in paths:
-        if resume:
-            raise Misuse(f"there is no run to resume in {output}; give the table to train on")
-        raise Misuse("the table to train on is missing: osciformer fit TABLE ...")
-    if not resume:
-        refuse_occupied(output, is_overwriting=overwrite)
-    tables.refuse_absent(*paths.values())
-    job = _read_events(given) if task == "events" else _read_series(given, task)
-    of_run: dict[str, Any] = {"run_dir": output, "resume": resume} if is_network else {}
-    estimator = make_estimator(given, job, verbose=verbose, **of_run)
-    metrics = train(estimator, job, given, output, is_resuming=resume)
-    if is_first_process():
-        if task == "events":
-            unseen = job.validation or job.data[estimator.validation_index_]
-            pictures.draw_run(estimator, unseen if len(unseen) else job.data, output)
-        _print_validation(metrics, output)
+    with runs.hold(output, is_resuming=resume, is_overwriting=overwrite) as run:
+        before = flags.read_config(run.work) if resume else {}
+        given = flags.merge(settings, config, before)
+        if before and (run.work / CHECKPOINT).is_file():
+            flags.check_resumed(given, before)
+        if table is not None:
+            given["table"] = str(table)
+        paths = {
+            name: Path(given[name]).absolute() for name in _PATHS if given.get(name) is not None
+        }
+        given |= {name: str(path) for name, path in paths.items()}
+        task = flags.check_task(given)
+        is_network = flags.model_of(given) == "osciformer"
+        if resume and not is_network:
+            raise Misuse(
+                "--resume goes on with the training of a network; a resonator model has none"
+            )
+        if "table" not in paths:
+            if resume:
+                raise Misuse(f"there is no run to resume in {output}; give the table to train on")
+            raise Misuse("the table to train on is missing: osciformer fit TABLE ...")
+        run.refuse_inputs(paths.values())
+        tables.refuse_absent(*paths.values())
+        job = _read_events(given) if task == "events" else _read_series(given, task)
+        of_run: dict[str, Any] = {"run_dir": run.work, "resume": resume} if is_network else {}
+        estimator = make_estimator(given, job, verbose=verbose, **of_run)
+        metrics = train(estimator, job, given, run)
+        if is_first_process():
+            if task == "events":
+                run.record(*pictures.OF_RUN)
+                unseen = job.validation or job.data[estimator.validation_index_]
+                pictures.draw_run(estimator, unseen if len(unseen) else job.data, output)
+            _print_validation(metrics, output)
 
 
 class Job(NamedTuple):
@@ -90,6 +92,15 @@ class Job(NamedTuple):
     labels: Any = None  # if the data have none of their own
     validation: Any = None  # data for early stopping, with labels if they are apart
     settings: Mapping[str, Any] = {}  # those that follow from the data
+
+    def fingerprint(self) -> dict[str, str]:
+        """Return a hash of each array, by name."""
+        found = fingerprint(self.data, self.labels)
+        watched = self.validation if isinstance(self.validation, tuple) else (self.validation,)
+        if self.validation is not None:
+            of_validation = fingerprint(*watched)
+            found |= {f"validation {name}": item for name, item in of_validation.items()}
+        return found
 
 
 def _read_series(given: dict[str, Any], task: str) -> Job:
@@ -175,38 +186,76 @@ def verbosity(progress: str) -> int:
     return levels[progress]
 
 
-def train(
-    estimator: Any, job: Job, settings: Mapping[str, Any], run: Path, *, is_resuming: bool = False
-) -> dict[str, Any]:
-    """Fit the estimator, write the run folder, and return the metrics; Ctrl-C keeps the best."""
+def train(estimator: Any, job: Job, settings: Mapping[str, Any], run: RunFolder) -> dict[str, Any]:
+    """Fit the estimator, put the result in the run folder, and return the metrics.
+
+    After Ctrl-C the checkpoint stays, and the best model so far unless another run is in its place.
+    """
     from osciformer.train import TrainingInterrupted
 
-    is_finished = True
     given = {"task": settings["task"], "seed": SETTINGS["seed"].default, **settings}
-    with open_run(run, given, job.facts, is_resuming=is_resuming):
-        try:
-            watched = {} if job.validation is None else {"validation_data": job.validation}
-            estimator.fit(job.data, job.labels, **watched)
-        except TrainingInterrupted as interruption:
-            if interruption.checkpoint is None or not is_first_process():
-                _say(
-                    "interrupted before the first epoch was finished, so that nothing is kept; "
-                    "start again with the same command"
-                )
-                raise typer.Exit(INTERRUPTED) from interruption
-            is_finished = False
-        metrics = _write_result(estimator, run, is_finished=is_finished)
-    if not is_finished:
-        alone = ", the network alone," if getattr(estimator, "blend_with", None) else ""
-        _say(
-            f"interrupted after epoch {estimator.n_iter_}; the checkpoint and the best model so "
-            f"far{alone} are in {run}. Go on with: osciformer fit --resume -o {run}"
-        )
-        raise typer.Exit(INTERRUPTED)
+    facts = {**job.facts, "fingerprint": job.fingerprint()} if is_first_process() else {}
+    content = {"seed": given["seed"], "versions": find_versions(), "data": facts}
+
+    def describe(folder: Path) -> None:
+        write_text(folder / CONFIG, flags.write_yaml(given))
+        write_json(folder / RUN, content)
+
+    try:
+        if is_first_process():
+            if (run.work / CHECKPOINT).is_file() and (run.work / CONFIG).is_file():
+                _check_same_data(run, facts)
+            else:
+                run.begin(describe)
+        watched = {} if job.validation is None else {"validation_data": job.validation}
+        estimator.fit(job.data, job.labels, **watched)
+        metrics = _metrics(estimator, is_finished=True)
+        if is_first_process():
+            run.finish(lambda folder: _write_result(estimator, metrics, folder, describe))
+    except KeyboardInterrupt as interruption:
+        code, word = exit_code(interruption)
+        if is_first_process():
+            if lost := lost_peers(0.0):
+                word = f"{name_lost(lost)}; {word}"
+            if isinstance(interruption, TrainingInterrupted) and interruption.checkpoint:
+                word += _keep(estimator, run, describe)
+            elif run.has_result:
+                _say(f"{word} when all was done; the run in {run.path} is complete")
+                raise typer.Exit(code) from interruption
+            _say(f"{word}; {_how_to_go_on(run)}")
+        raise typer.Exit(code) from interruption
+    except BaseException:
+        if is_first_process():
+            run.abandon()
+        raise
     return metrics
 
 
-def _write_result(estimator: Any, path: Path, *, is_finished: bool) -> dict[str, Any]:
+def _keep(estimator: Any, run: RunFolder, describe: Any) -> str:
+    """Keep what was reached when training was interrupted, and say what that is."""
+    reached = f" after epoch {estimator.n_iter_}"
+    if run.is_replacing:
+        return f"{reached}; the run in {run.path} stays until the new one is finished"
+    metrics = _metrics(estimator, is_finished=False)
+    run.finish(lambda folder: _write_result(estimator, metrics, folder, describe))
+    alone = ", the network alone," if getattr(estimator, "blend_with", None) else ""
+    return f"{reached}; the best model so far{alone} is in {run.path}"
+
+
+def _how_to_go_on(run: RunFolder) -> str:
+    if not (run.work / CHECKPOINT).is_file():
+        run.abandon()
+        return "no epoch was finished, so that nothing is kept; start again with the same command"
+    return f"the checkpoint is kept. Go on with: osciformer fit --resume -o {run.path}"
+
+
+def _write_result(estimator: Any, metrics: Mapping[str, Any], folder: Path, describe: Any) -> None:
+    describe(folder)
+    estimator.save(folder / MODEL)
+    write_json(folder / METRICS, metrics)
+
+
+def _metrics(estimator: Any, *, is_finished: bool) -> dict[str, Any]:
     metrics: dict[str, Any] = {"is_finished": is_finished}
     if hasattr(estimator, "left_out_scores_"):
         scores = estimator.left_out_scores_
@@ -217,14 +266,13 @@ def _write_result(estimator: Any, path: Path, *, is_finished: bool) -> dict[str,
         metrics |= {"num_epochs": len(history), "best_epoch": estimator.best_epoch_}
         metrics |= {"seconds": sum(r["seconds"] for r in history), "train_loss": best["train_loss"]}
         metrics["validation"] = {name.removeprefix("val_"): best[name] for name in watched}
+    if reasons := undefined(metrics["validation"]):
+        metrics["undefined"] = reasons
     if getattr(estimator, "resonator_", None) is not None:
         weight = estimator.network_weight_
         metrics["blend_weights"] = {"network": weight, "resonators": 1.0 - weight}
     if hasattr(estimator, "blend_weights_"):
         metrics["blend_weights"] = estimator.blend_weights_
-    if is_first_process():
-        estimator.save(path / MODEL)
-        write_json(path / METRICS, metrics)
     return metrics
 
 
@@ -236,8 +284,9 @@ def _print_validation(metrics: Mapping[str, Any], path: Path) -> None:
     tables.print_table(
         title,
         ("metric", "value"),
-        [(name, f"{value:.4f}") for name, value in scores.items()],
+        [(name, shown(value)) for name, value in scores.items()],
     )
+    print_reasons(metrics.get("undefined", {}))
     weights = metrics.get("blend_weights", {})
     if len(weights) > 1:
         listed = ", ".join(f"{name} {weight:.3f}" for name, weight in weights.items())
@@ -256,7 +305,7 @@ def find_model(run: Path) -> Path:
     """Return the model file that a run folder, or a path, names."""
     if not run.exists():
         raise CommandError(f"there is no run folder or model file {run}; check the path")
-    model = run if run.is_file() else run / MODEL
+    model = run if run.is_file() else runs.located(run, MODEL)
     if not model.is_file():
         hint = "it is no folder that `osciformer fit` wrote"
         if (run / CONFIG).is_file():
@@ -265,75 +314,24 @@ def find_model(run: Path) -> Path:
     return model
 
 
-def refuse_occupied(path: Path, *, is_overwriting: bool) -> None:
-    """Refuse a path that a run would have to replace, unless it is a run to overwrite."""
-    if not is_first_process() or not path.exists():
-        return
-    if not path.is_dir():
-        raise CommandError(f"{path} is a file; choose a folder with -o")
-    if not any(path.iterdir()):
-        return
-    if not is_overwriting:
-        raise CommandError(
-            f"{path} exists and is not empty; choose another folder, pass --overwrite to "
-            "replace the run in it, or --resume to go on with it"
-        )
-    if not (path / CONFIG).is_file():
-        raise CommandError(
-            f"{path} was not written by osciformer, so --overwrite leaves it alone; choose "
-            "another folder"
-        )
-
-
-@contextmanager
-def open_run(
-    path: Path, settings: Mapping[str, Any], facts: Mapping[str, Any], *, is_resuming: bool
-) -> Iterator[None]:
-    """Open a run folder; after a failure, what can be resumed stays, else what was there before."""
-    if not is_first_process():
-        yield
-        return
-    before = {}
-    if is_resuming:
-        _check_same_data(path, facts)
-        kept = (path / name for name in (CONFIG, RUN))
-        before = {file: file.read_text(encoding="utf-8") for file in kept if file.is_file()}
-    with ExitStack() as stack:
-        aside = None
-        if not is_resuming and path.is_dir() and any(path.iterdir()):
-            make = partial(TemporaryDirectory, prefix=f".{path.name}.", ignore_cleanup_errors=True)
-            aside = path.rename(Path(stack.enter_context(make(dir=path.parent))) / path.name)
-        is_made = not path.exists()
-        path.mkdir(parents=True, exist_ok=True)
-        try:
-            write_text(path / CONFIG, flags.write_yaml(settings))
-            content = {"seed": settings.get("seed", 0), "versions": find_versions(), "data": facts}
-            write_json(path / RUN, content)
-            yield
-        except BaseException:
-            for part in (*path.glob("*.part"), *path.glob(".*")):
-                if part.is_file():
-                    part.unlink()
-            # A run that is not continued after all, with other settings, keeps its own.
-            for file, text in before.items():
-                write_text(file, text)
-            if not is_resuming and not (path / CHECKPOINT).is_file():
-                shutil.rmtree(path, ignore_errors=True)
-                if aside is not None:
-                    aside.rename(path)
-                elif not is_made:
-                    path.mkdir(exist_ok=True)
-            raise
-
-
-def _check_same_data(path: Path, facts: Mapping[str, Any]) -> None:
-    if not (path / CHECKPOINT).is_file() or not (path / RUN).is_file():
-        return
-    before = json.loads((path / RUN).read_text(encoding="utf-8")).get("data", {})
+def _check_same_data(run: RunFolder, facts: Mapping[str, Any]) -> None:
+    before = run.read_facts() or facts
     for name in ("series", "features", "events", "types"):
         had, has = before.get(name), facts.get(name)
         if had != (list(has) if isinstance(has, tuple) else has):
             raise CommandError(
-                f"the run in {path} was begun with other {name}: {had}, not {has}; give it the "
+                f"the run in {run.path} was begun with other {name}: {had}, not {has}; give it the "
                 "same table, or start another run"
             )
+    known, found = before.get("fingerprint"), facts["fingerprint"]
+    if known is None:
+        _say(
+            f"warning: the run in {run.path} was begun by an older version, which kept nothing to "
+            "know its data by; the result is of use only if the table is the same"
+        )
+    elif known != found:
+        names = [n for n in {**known, **found} if known.get(n) != found.get(n)]
+        raise CommandError(
+            f"the run in {run.path} was begun with another table, with other {', '.join(names)}; "
+            "give it the same one, or start another run"
+        )

@@ -16,6 +16,8 @@ from osciformer.cli.tables import check_ending
 if TYPE_CHECKING:
     from osciformer.events import Calibration, EventSequences
 
+OF_RUN = ("training.png", "calibration.png", "intensity.png")  # what `draw_run` draws
+
 
 def check_picture(path: Path) -> None:
     """Refuse a picture that could not be drawn, before anything is computed for it."""
@@ -91,10 +93,11 @@ def draw_run(estimator: Any, events: EventSequences, folder: Path) -> None:
     axis.axvline(estimator.best_epoch_ + 1, color="0.7", linestyle=":", label="kept")
     axis.set(title="Training", xlabel="epoch", ylabel="log-likelihood, nats per event")
     axis.legend(loc="lower right")
-    _save(figure, folder / "training.png")
+    training, calibrated, rates = (folder / name for name in OF_RUN)
+    _save(figure, training)
     calibration = estimator.calibration(events)
     if len(calibration.increments):
-        draw_calibration(calibration, folder / "calibration.png")
+        draw_calibration(calibration, calibrated)
     shown = events.first(60)  # more of one sequence cannot be told apart in a picture
     spans = np.array([np.ptp(one.times) if len(one) else 0.0 for one in shown])
     if (spans > 0).any():
@@ -104,4 +107,4 @@ def draw_run(estimator: Any, events: EventSequences, folder: Path) -> None:
         lengths = np.where(spans > 0, shown.lengths, -1)
         order = np.argsort(lengths, kind="stable")[(spans <= 0).sum() :]
         figure = plot_intensity(estimator.model_, shown, int(order[len(order) // 2]))
-        _save(figure, folder / "intensity.png")
+        _save(figure, rates)

@@ -13,7 +13,8 @@ from typer import Argument, Option
 from osciformer.cli import tables
 from osciformer.cli.errors import CommandError, Misuse
 from osciformer.cli.fit import check_device, find_model
-from osciformer.cli.settings import read_config
+from osciformer.cli.runs import located, refuse_replacing
+from osciformer.cli.settings import CONFIG, read_config
 from osciformer.config import QUERY_TASKS
 
 RunArgument = Annotated[Path, Argument(help="Run folder, or model file.")]
@@ -49,6 +50,7 @@ def predict(
     each sequence, its time and type.
     """
     tables.check_ending(output, tables.TABLE_ENDINGS)
+    refuse_replacing(output, run, table, times, labels)
     model = Model.load(run, table, labels, accelerator=accelerator)
     at_times = {"times": times, "horizon": horizon, "every": every, "quantiles": quantiles or None}
     if model.task == "events":
@@ -87,7 +89,7 @@ class Model(NamedTuple):
 
         estimator = load_estimator(path)
         estimator.accelerator = accelerator
-        settings = read_config(run) if run.is_dir() else {}
+        settings = read_config(located(run, CONFIG).parent) if run.is_dir() else {}
         return cls(estimator, estimator.task, settings, dict(estimator.layout or {}))
 
     def refuse(self, **options: Any) -> None:

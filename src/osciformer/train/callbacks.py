@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
+import signal
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
@@ -13,9 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import distributed
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
+from osciformer._files import replacing
 from osciformer._optional import need
+from osciformer._processes import meet
 from osciformer._types import Tensor
 from osciformer.config import TrainConfig
 from osciformer.train.module import TrainingModule
@@ -197,6 +201,23 @@ def _whole_parameters(trainer: pl.Trainer) -> AbstractContextManager[Any]:
     return model.summon_full_params(model) if _is_in_pieces(trainer) else contextlib.nullcontext()
 
 
+class Ending(pl.Callback):
+    """Lets processes know each other, and keeps the handler of SIGTERM that there is at first.
+
+    Lightning's own ends a script with the exit code 0, and waits for processes that may be gone.
+    """
+
+    def __init__(self) -> None:
+        self.handler = signal.getsignal(signal.SIGTERM)
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Take the place of Lightning's handler, and meet the others."""
+        if trainer.world_size > 1:
+            meet(distributed.all_gather_object, trainer.world_size)
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, self.handler)
+
+
 class ProgressReport(pl.Callback):
     """A progress bar, or a line per epoch, on standard error; the journal comes before it."""
 
@@ -245,19 +266,19 @@ class RunWriter(pl.Callback):
         self, folder: Path, journal: Journal, config: TrainConfig, setup: Mapping[str, Any]
     ) -> None:
         self.folder, self.journal, self.config, self.described = folder, journal, config, setup
-        folder.mkdir(parents=True, exist_ok=True)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Write both files."""
         row = self.journal.history[-1]
         for logger in trainer.loggers:
             logger.log_metrics(row, step=int(row["epoch"]))
-        if trainer.is_global_zero:
-            write_history(self.folder / HISTORY, self.journal.history)
         target = self.folder / CHECKPOINT
-        trainer.save_checkpoint(target.with_suffix(".part"))  # a collective call with FSDP
-        if trainer.is_global_zero:
-            os.replace(target.with_suffix(".part"), target)
+        if not trainer.is_global_zero:
+            trainer.save_checkpoint(target)  # a collective call with FSDP; it writes nothing here
+            return
+        write_history(self.folder / HISTORY, self.journal.history)
+        with replacing(target) as part:
+            trainer.save_checkpoint(part)
 
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]

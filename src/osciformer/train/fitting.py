@@ -23,6 +23,7 @@ from torch import distributed, nn
 
 from osciformer._advice import Mention, advise
 from osciformer._optional import need
+from osciformer._processes import lost_peers, name_lost, terminable
 from osciformer._text import check_choice
 from osciformer._types import Tensor
 from osciformer.config import Accelerator, Precision, TrainConfig
@@ -50,7 +51,7 @@ class FitResult:
 
 
 class TrainingInterrupted(KeyboardInterrupt):
-    """Ctrl-C during training.
+    """Ctrl-C or SIGTERM during training; its `__cause__` tells which.
 
     Attributes:
         result: What was reached, with the best weights so far, or the latest in the first epoch.
@@ -89,7 +90,7 @@ def fit(
         settings: What else decides the result, by name; checkpoints with other ones are refused.
 
     Raises:
-        TrainingInterrupted: On Ctrl-C; it holds what was reached.
+        TrainingInterrupted: On Ctrl-C or SIGTERM; it holds what was reached.
         CheckpointError: If there is nothing to resume from, or it belongs to other settings.
         FloatingPointError: If the loss is not finite.
     """
@@ -115,7 +116,8 @@ def fit(
     # FSDP leaves the model's parameters in pieces; the result then goes into a copy.
     result_model = copy.deepcopy(model) if config.strategy == "fsdp" else model
     started = time.perf_counter()
-    with undisturbed_random_state(), _quiet_lightning():
+    with undisturbed_random_state(), _quiet_lightning(), terminable():
+        active.append(callbacks.Ending())
         trainer = pl.Trainer(
             max_epochs=config.max_epochs,
             accelerator="gpu" if choose_device(config.accelerator).type == "cuda" else "cpu",
@@ -139,13 +141,22 @@ def fit(
                 ckpt_path=None if checkpoint is None else str(checkpoint),
                 weights_only=True,
             )
+        except RuntimeError as error:
+            if num_processes(config) == 1 or not _is_broken_connection(error):
+                raise
+            raise RuntimeError(
+                f"{name_lost(lost_peers())}, so that this one cannot go on; what that one said "
+                "last may tell why. Go on from the last checkpoint with --resume, or resume=True "
+                "in Python"
+            ) from error
         except SystemExit:  # so Lightning ends after Ctrl-C
             if not isinstance(journal.interrupted, KeyboardInterrupt):
                 raise
     result = _result(result_model, journal, config, time.perf_counter() - started)
     if journal.interrupted is not None:
         last = None if folder is None else folder / run_folder.CHECKPOINT
-        raise TrainingInterrupted(result, last if last is not None and last.is_file() else None)
+        last = last if last is not None and last.is_file() else None
+        raise TrainingInterrupted(result, last) from journal.interrupted
     return result
 
 
@@ -225,6 +236,11 @@ def check_hardware(accelerator: str, strategy: str, devices: int) -> None:
             Mention("devices", devices),
             f" needs as many GPUs, and torch sees {count} here",
         )
+
+
+def _is_broken_connection(error: RuntimeError) -> bool:
+    is_told = any(word in str(error).lower() for word in ("gloo", "by peer", "nccl"))
+    return is_told or isinstance(error, distributed.DistError)
 
 
 def _is_under_torchrun() -> bool:
