@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import errno
 import functools
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import typer
 
 from osciformer._advice import Mention
+from osciformer._text import printable
 from osciformer.config import settings
 
 FAILED, MISUSED, INTERRUPTED = 1, 2, 130
@@ -34,7 +36,9 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(command)
     def run(*args: Any, **kwargs: Any) -> None:
         try:
-            command(*args, **kwargs)
+            with warnings.catch_warnings():
+                warnings.showwarning = _tell  # type: ignore[assignment]
+                command(*args, **kwargs)
         except typer.Exit:
             raise
         except KeyboardInterrupt as error:
@@ -43,10 +47,15 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
         except Exception as error:
             if debugging:
                 raise
-            typer.echo(f"error: {explain(error)}", err=True)
+            typer.echo(f"error: {printable(explain(error))}", err=True)
             raise typer.Exit(MISUSED if isinstance(error, Misuse) else FAILED) from error
 
     return run
+
+
+def _tell(message: Warning | str, *_: Any) -> None:
+    """Print a warning as a line, without the place in the program that it comes from."""
+    typer.echo(f"warning: {printable(str(message))}", err=True)
 
 
 def explain(error: Exception) -> str:

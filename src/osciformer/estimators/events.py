@@ -442,6 +442,9 @@ def as_events(
     elif isinstance(X, list | tuple):
         found = EventSequences.from_arrays(*split_pairs(X, "types", "sequences"))
     elif is_table(X):
+        if not isinstance(layout, Mapping | None):
+            form = "dict(id='user', time='hour', type='page')"
+            raise TypeError(f"layout must be a dict such as {form}; got {layout!r}")
         settings = dict(layout or {})
         if type_names is not None and settings.get("type", "type") is not None:
             settings |= {"type_names": tuple(type_names), "num_types": len(type_names)}
