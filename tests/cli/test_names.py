@@ -13,19 +13,8 @@ import pytest
 Call = Callable[..., Any]
 QUICK = ["--model=resonator", "--families=summary", "--seed=0"]
 ILL = ["--task=classification", "--time=hour", "--features=a,b"]
-IDS = [
-    "7",
-    "07",
-    "007",
-    "1e2",
-    "100",
-    "=1+1",
-    "-2",
-    "@x",
-    "+3",
-    " 7",
-    *(f"n{k}" for k in range(20)),
-]
+IDS = ["7", "07", "007", "1e2", "100", "=1+1", "-2", "@x", "+3", " 7"]
+IDS += [f"n{number}" for number in range(20)]
 
 
 def read(path: Path) -> list[dict[str, str]]:
