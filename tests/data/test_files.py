@@ -165,7 +165,7 @@ def test_npz_keeps_dates(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        ({"x": np.arange(3)}, "was not written by save_npz .* holds 'x'"),
+        ({"x": np.arange(3)}, "was not written by save_npz.* holds 'x'"),
         ({"ids": np.array([{}], dtype=object)}, "pickled objects"),
         ({"description": np.array('{"format": "other"}')}, "was not written by save_npz"),
     ],

@@ -29,7 +29,7 @@ def write(path: Path, ids: Any, labels: Any = None) -> Path:
     return path
 
 
-@pytest.mark.parametrize("entries", [LIKE_NUMBERS, LONG], ids=["short", "long"])
+@pytest.mark.parametrize("entries", [LIKE_NUMBERS, LIKE_NUMBERS[:6], LONG])
 def test_ids_and_classes_of_csv_are_text(tmp_path: Path, entries: list[str]) -> None:
     series = read_csv(write(tmp_path / "a.csv", entries, entries), label="y", **COLUMNS)
     assert series.ids.tolist() == entries

@@ -31,6 +31,9 @@ from osciformer.data.series import NANOSECONDS, Empty, IrregularSeries, TimeAxis
 from osciformer.data.tables import MISSING, Layout, check_layout, from_frame, make_layout
 
 NPZ_FORMAT = "osciformer series 1"
+_NPZ_DESCRIPTION = {"feature_names": list, "static_names": list, "time_axis": dict}
+# What NumPy raises for files that are no archive, or one that it cannot unpack.
+_NO_ARCHIVE = (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, AttributeError)
 _NPZ_ARRAYS = ("times", "values", "offsets", "ids", "static", "labels", "origins")
 
 # "(time,value)"; a time may hold colons, as dates do, but no parenthesis.
@@ -239,24 +242,25 @@ def load_npz(path: str | Path) -> IrregularSeries:
             names = [name for name in (*_NPZ_ARRAYS, "description") if name in archive.files]
             foreign = sorted(set(archive.files) - set(names))
             arrays = {name: archive[name] for name in names}
-    except (zipfile.BadZipFile, ValueError, OSError, EOFError, zlib.error) as error:
+    except (*_NO_ARCHIVE, ValueError, OSError, EOFError, TypeError) as error:
         why = f"it may be cut off, or hold pickled objects: {error}"
         raise UnreadableFileError(f"{path} cannot be read as npz; {why}") from error
     try:
-        if foreign:
+        description = json.loads(str(arrays.pop("description", "null")))
+        if not isinstance(description, dict) or description.pop("format", None) != NPZ_FORMAT:
+            raise ValueError(f"its description does not say {NPZ_FORMAT!r}")
+        if foreign or not arrays.keys() >= {*_NPZ_ARRAYS[:3]}:
             raise ValueError("it has other members")
-        description = json.loads(str(arrays.pop("description")))
-        if not isinstance(description, dict):
-            raise TypeError(f"the description is a {type(description).__name__}, not a dict")
-        if description.pop("format") != NPZ_FORMAT:
-            raise ValueError(f"the format is not {NPZ_FORMAT!r}")
+        for name, kind in _NPZ_DESCRIPTION.items():
+            if not isinstance(description.get(name), kind) or len(description) != 3:
+                raise ValueError(f"{name} in its description must be a {kind.__name__}")
         axis = TimeAxis.from_dict(description.pop("time_axis"))
         if "static" not in arrays:
             description.pop("static_names")
         return IrregularSeries(**arrays, **description, time_axis=axis)
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         holds = name_some((*arrays, *foreign))
-        cause = f"{path} was not written by save_npz ({error!r}); it holds {holds}"
+        cause = f"{path} was not written by save_npz: {error}; it holds {holds}"
         advice = "Build the series from its arrays with IrregularSeries.from_padded or from_arrays"
         raise UnreadableFileError(f"{cause}. {advice}") from error
 

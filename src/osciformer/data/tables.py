@@ -616,4 +616,7 @@ def _kind_of(kind: Any) -> str:
 
 def _example(column: Any) -> Any:
     present = column.drop_null()
-    return present[0].as_py() if len(present) else None
+    try:
+        return present[0].as_py() if len(present) else None
+    except UnicodeDecodeError:  # text of a file that another program wrote need not be text
+        return present[0].as_buffer().to_pybytes()
