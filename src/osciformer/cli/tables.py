@@ -222,9 +222,12 @@ def read_frame(path: Path, types: Mapping[str, str]) -> Any:
     `types` are those of columns of CSV, `text` or `number`; those of the others are guessed.
     """
     refuse_absent(path)
-    from osciformer.data.files import load_csv, load_parquet, parquet_files
+    from osciformer.data.files import csv_options, damage_named, load_parquet, parquet_files
 
-    return load_csv(path, types) if format_of(path) == "csv" else load_parquet(parquet_files(path))
+    if format_of(path) != "csv":
+        return load_parquet(parquet_files(path))
+    with damage_named(path, "CSV"):
+        return need("pyarrow.csv", extra="data").read_csv(path, **csv_options(path, types))
 
 
 def _names(path: Path) -> list[str]:

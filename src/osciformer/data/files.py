@@ -22,10 +22,10 @@ from osciformer.data.errors import UnreadableFileError
 from osciformer.data.ragged import (
     Duplicates,
     Rows,
-    as_float32,
     flatten,
     pivot_variables,
     series_of_rows,
+    warn_of_lost_digits,
 )
 from osciformer.data.series import NANOSECONDS, Empty, IrregularSeries, TimeAxis
 from osciformer.data.tables import MISSING, Layout, check_layout, from_frame, make_layout
@@ -87,17 +87,20 @@ def read_csv(
     text = [layout.id, layout.variable, *layout.labels * is_class]
     types = {name: "number" for name in kept} | {str(name): "text" for name in text}
     types = {name: kind for name, kind in types.items() if name in kept and name not in guessed}
-    return from_frame(load_csv(path, types, kept, delimiter, layout.missing), layout)
+    options = csv_options(path, types, kept, delimiter, layout.missing)
+    with damage_named(path, "CSV", _CSV_HINT):
+        table = need("pyarrow.csv", extra="data").read_csv(path, **options)
+    return from_frame(table, layout)
 
 
-def load_csv(
-    path: str | Path,
+def csv_options(
+    path: Path,
     types: Mapping[str, str],
     columns: Sequence[str] | None = None,
     delimiter: str = ",",
     missing: Sequence[str] = MISSING,
-) -> Any:
-    """Return the Arrow table of a CSV file, or of some of its columns.
+) -> dict[str, Any]:
+    """Return how `pyarrow.csv.read_csv` is to read a file, or some of its columns.
 
     Args:
         path: The file.
@@ -107,7 +110,6 @@ def load_csv(
         missing: Texts that mean missing, besides an empty one.
     """
     pa, csv = need("pyarrow", extra="data"), need("pyarrow.csv", extra="data")
-    path = existing_file(path)
     # Arrow guesses types from the first block only.
     block_size = min(max(path.stat().st_size, 1 << 20), 1 << 26)
     kinds = {"text": pa.string(), "number": pa.float64()}
@@ -117,13 +119,11 @@ def load_csv(
         null_values=["", *missing],
         strings_can_be_null=True,
     )
-    with damage_named(path, "CSV", _CSV_HINT):
-        return csv.read_csv(
-            path,
-            csv.ReadOptions(block_size=block_size),
-            csv.ParseOptions(delimiter=delimiter),
-            convert,
-        )
+    return {
+        "read_options": csv.ReadOptions(block_size=block_size),
+        "parse_options": csv.ParseOptions(delimiter=delimiter),
+        "convert_options": convert,
+    }
 
 
 def csv_names(path: Path, delimiter: str = ",") -> list[str]:
@@ -399,10 +399,12 @@ class _TsFile:
         """Return the series, at the times or steps of the file."""
         names = tuple(f"dim_{number}" for number in range(len(self.cases[0])))
         for position, name in enumerate(names):  # once for all series, for a single warning
-            parts = [case[position][1] for case in self.cases]
-            every = as_float32(np.concatenate(parts), f"dimension {name!r}")
-            cuts = np.cumsum([len(part) for part in parts])[:-1]
-            for case, part in zip(self.cases, np.split(every, cuts), strict=True):
+            whole = np.concatenate([case[position][1] for case in self.cases])
+            with np.errstate(over="ignore"):  # what does not fit is refused by name
+                narrow = whole.astype(np.float32)
+            warn_of_lost_digits(whole, narrow, f"dimension {name!r}")
+            cuts = np.cumsum([len(case[position][1]) for case in self.cases])[:-1]
+            for case, part in zip(self.cases, np.split(narrow, cuts), strict=True):
                 case[position] = case[position][0], part
         axis, origins = TimeAxis(), None
         rows = self._rows_by_time(names, duplicates) if self.has_timestamps else self._rows()

@@ -127,24 +127,24 @@ def as_float_array(name: str, array: Any, dtype: Any, *shapes: tuple[int | str, 
         )
     if shapes:
         check_shape(name, source, *shapes)
-    if dtype == np.float32:
-        return np.ascontiguousarray(as_float32(source, name))
-    if source.dtype.kind in "iu":
+    if source.dtype.kind in "iu" and dtype != np.float32:
         far = (source > EXACT_INTEGER) | (source < -EXACT_INTEGER)
         if far.any():
             raise ValueError(
                 f"{name} must not be integers beyond 2**53, where float64 cannot tell neighbours "
                 f"apart; got {source[far][0]}. Count from a later time, such as the first one"
             )
-    return np.ascontiguousarray(source, dtype=dtype)
-
-
-def as_float32(source: np.ndarray, what: str) -> Float[np.ndarray, "..."]:
-    """Return numbers as float32, with a warning if a whole one loses digits; `what` names them."""
     with np.errstate(over="ignore"):  # what does not fit becomes inf, which is refused by name
-        narrow: np.ndarray = source.astype(np.float32, copy=False)
+        floats = np.ascontiguousarray(source, dtype=dtype)
+    if dtype == np.float32:
+        warn_of_lost_digits(source, floats, name)
+    return floats
+
+
+def warn_of_lost_digits(source: np.ndarray, narrow: Float[np.ndarray, "..."], what: str) -> None:
+    """Warn if whole numbers lost digits when they became float32; `what` names them."""
     if source.dtype.kind not in "iuf" or source.dtype == np.float32:
-        return narrow
+        return
     far = (source > EXACT_IN_FLOAT32) | (source < -EXACT_IN_FLOAT32)
     if source.dtype.kind == "f":  # beyond 2**53 it is a large quantity, not a count
         far &= (np.abs(source) <= EXACT_INTEGER) & (np.floor(source) == source)
@@ -158,7 +158,6 @@ def as_float32(source: np.ndarray, what: str) -> Float[np.ndarray, "..."]:
             "offset, or leave the column out if it is a code",
             stacklevel=2,
         )
-    return narrow
 
 
 def as_plain_array(name: str, array: Any) -> np.ndarray:

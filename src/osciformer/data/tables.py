@@ -465,12 +465,11 @@ def read_numbers(column: Any, name: str, *, role: str) -> Float[np.ndarray, "T"]
             "naming the columns to use: ",
             Mention("values", python="values=[...]"),
         )
-    if types.is_integer(kind) and not column.null_count:
-        return ragged.as_float32(np.asarray(column), f"{role} column {name!r}")
-    if types.is_boolean(kind):  # Arrow has no direct cast to floats
-        column = pc.cast(column, pa.int8())
-    numbers = np.asarray(pc.cast(column, pa.float64(), safe=False))
-    return ragged.as_float32(numbers, f"{role} column {name!r}")
+    if types.is_boolean(kind) or types.is_decimal(kind):  # Arrow has no direct cast to float32
+        column = pc.cast(column, pa.int8() if types.is_boolean(kind) else pa.float64())
+    narrow = np.asarray(pc.cast(column, pa.float32(), safe=False))
+    ragged.warn_of_lost_digits(np.asarray(column), narrow, f"{role} column {name!r}")
+    return narrow
 
 
 def read_codes(column: Any, name: str, *, missing: Sequence[str] = MISSING) -> Codes:
