@@ -675,10 +675,34 @@ def models(rng: Rng, world: World) -> str:
     return command(world, "predict", path, table, is_bad=is_bad, check=check)
 
 
+def fits(rng: Rng, world: World) -> str:
+    """Whole runs on CSV with odd classes, one of them with a weight; all come back by name."""
+    names = list(dict.fromkeys(_odd_name(rng) for _ in range(3)))
+    columns = base(rng, 12)
+    given = [names[int(who[1:]) % len(names)] for who in columns["who"]]
+    columns["ill"] = given
+    table, run = write_csv(world.folder / "t.csv", columns), world.folder / "run"
+    weight = json.dumps({pick(rng, [*names, "nobody"]): 2})
+    call = ["fit", table, "--task=classification", "--model=resonator", "--families=summary"]
+    call += ["--id=who", "--time=hour", "--features=a,b", "--target=ill"]
+    is_bad = len(names) < 2 or "nobody" in weight
+    call += [f"--class-weight={weight}"]
+    if command(world, *call, is_bad=is_bad, output="run") == REFUSED:
+        return REFUSED
+
+    def check(path: Path) -> None:
+        rows = rows_of(path)
+        finite(rows)
+        assert list(rows[0]) == ["who", "prediction", *(f"probability_{n}" for n in sorted(names))]
+        assert {row["prediction"] for row in rows} <= set(names)
+
+    return command(world, "predict", run, table, check=check, is_bad=False)
+
+
 FAMILIES: dict[str, Callable[[Rng, World], str]] = {
     family.__name__: family
     for family in (ids, labels, cells, times, damage, types, headers, collisions, outcomes)
 } | {
     family.__name__: family
-    for family in (events, archives, ts_files, flags, settings_files, models)
+    for family in (events, archives, ts_files, flags, settings_files, models, fits)
 }

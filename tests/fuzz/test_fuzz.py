@@ -17,7 +17,7 @@ from .families import FAMILIES, World, base, write_parquet
 for package in ("typer", "rich", "yaml", "pytorch_lightning", "sklearn"):
     pytest.importorskip(package)
 
-QUICK, MANY = 5, 70  # inputs of each family
+QUICK, MANY = 4, 70  # inputs of each family
 
 
 @pytest.fixture(scope="session")

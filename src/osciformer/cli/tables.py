@@ -12,6 +12,7 @@ import numpy as np
 
 from osciformer._files import replacing
 from osciformer._optional import need
+from osciformer._text import printable
 from osciformer.cli.errors import CommandError, Misuse
 from osciformer.config import SERIES_TASKS
 
@@ -330,7 +331,7 @@ def print_table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) 
     for number, name in enumerate(head):
         table.add_column(name, justify="right" if number else "left", no_wrap=True)
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(printable, row))  # names come from the data
     # A file or a pipe has no width at which text would have to be cut off.
     console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 1000)
     console.print(title)

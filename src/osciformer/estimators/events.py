@@ -86,6 +86,8 @@ class NextEvents:
         columns = {name: getattr(self, name) for name in (*names, "survival")}
         for number, name in enumerate(self.type_names):
             columns[f"probability_{name}"] = self.type_probability[:, number]
+        if id in columns:
+            raise ValueError(f"id must not be {id!r}, a predicted column; choose another name")
         return {id: self.ids, **columns}
 
     def to_frame(self, library: str = "pandas", *, id: str = "id") -> Any:
