@@ -116,6 +116,10 @@ def test_ids_of_csv_are_found_in_parquet(where: str) -> None:
     found = join_frame(from_frame(numbers, **COLUMNS), texts, id="id", label="y")
     assert found.labels is not None
     assert found.labels.tolist() == [0, 1]
+    floats = {name: pa.array(cells) for name, cells in texts.items()}
+    if where == "outcomes":
+        floats["id"] = floats["id"].cast(pa.float64())
+    assert join_frame(from_frame(numbers, **COLUMNS), floats, id="id", label="y").equals(found)
     with pytest.raises(ValueError, match=r"lacks 1 ids: '7'; it has ids such as '8'"):
         join_frame(from_frame(numbers, **COLUMNS), texts | {"id": ["8", "07"]}, id="id", label="y")
 
@@ -192,6 +196,25 @@ def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
     table = pa.Table.from_arrays([[1], [0], [1], [2]], names=["id", "t", "x", "x"])
     with pytest.raises(ValueError, match="several columns are called 'x'"):
         from_frame(table, **COLUMNS)
+
+
+def test_no_flipped_bit_of_the_footer_loses_rows(tmp_path: Path) -> None:
+    table = pa.table({"id": ["a"] * 3, "t": [0.0, 1.0, 2.0], "x": [1.5, 2.5, 3.5]})
+    path, options = tmp_path / "a.parquet", {"compression": "none", "use_dictionary": False}
+    options |= {"write_page_checksum": True, "store_schema": False, "write_statistics": False}
+    parquet.write_table(table, path, **options)
+    content = path.read_bytes()
+    num_refused = 0
+    size = int.from_bytes(content[-8:-4], "little")
+    for where in range(len(content) - 8 - size, len(content)):
+        damaged = bytearray(content)
+        damaged[where] ^= 2
+        path.write_bytes(damaged)
+        try:
+            assert len(read_table(path, **COLUMNS, values=["x"]).times) == 3, where
+        except (TypeError, ValueError):
+            num_refused += 1
+    assert num_refused > size / 3
 
 
 def test_a_flipped_bit_is_refused(tmp_path: Path) -> None:

@@ -106,6 +106,12 @@ def test_odd_numbers_and_dates_of_ts_files_are_refused(
         read_ts(path)
 
 
+def test_labels_of_ts_files_are_utf_8(tmp_path: Path) -> None:
+    (tmp_path / "a.ts").write_bytes(b"@classLabel true\n@data\n1,2:\xe4\n")
+    with pytest.raises(UnreadableFileError, match="line 3: the label is not UTF-8"):
+        read_ts(tmp_path / "a.ts")
+
+
 @pytest.mark.parametrize("text", ["5", "[1]", '"x"', "null", "[" * 100_000, '{"format": 3}', "{"])
 def test_npz_with_another_description_is_refused(tmp_path: Path, text: str) -> None:
     np.savez(tmp_path / "a.npz", times=np.zeros(1), description=np.array(text))

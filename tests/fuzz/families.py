@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 RIGHT, REFUSED = "right", "refused"
-MISSING = {"", "NA", "NaN", "nan", "null", "?"}
+MISSING = {"", "NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "NULL", "null", "?"}
 COLUMNS = {"id": "who", "time": "hour", "values": ["a", "b"]}
 # What errors of the library itself look like; all else is an error of another one that got out.
 CLEAR = (ValueError, TypeError, OSError)

@@ -28,7 +28,14 @@ from osciformer.data.ragged import (
     warn_of_lost_digits,
 )
 from osciformer.data.series import NANOSECONDS, Empty, IrregularSeries, TimeAxis
-from osciformer.data.tables import MISSING, Layout, check_layout, from_frame, make_layout
+from osciformer.data.tables import (
+    MISSING,
+    Layout,
+    check_layout,
+    from_frame,
+    make_layout,
+    refuse_twice,
+)
 
 NPZ_FORMAT = "osciformer series 1"
 _NPZ_DESCRIPTION = {"feature_names": list, "static_names": list, "time_axis": dict}
@@ -156,7 +163,13 @@ def load_parquet(files: Sequence[Path], columns: Sequence[str] | None = None) ->
 def open_parquet(path: Path) -> Any:
     """Return an open Parquet file; damaged pages are refused if it has checksums of them."""
     parquet = need("pyarrow.parquet", extra="data")
-    return parquet.ParquetFile(path, page_checksum_verification=True)
+    file = parquet.ParquetFile(path, page_checksum_verification=True)
+    # The footer says it twice and has no checksum; Arrow would leave out rows.
+    count = range(file.metadata.num_row_groups)
+    if sum(file.metadata.row_group(number).num_rows for number in count) != file.metadata.num_rows:
+        file.close()
+        raise OSError("its row groups do not have as many rows as it says")
+    return file
 
 
 def parquet_files(path: str | Path) -> list[Path]:
@@ -176,6 +189,7 @@ def parquet_schema(files: Sequence[Path]) -> Any:
     for path in files:
         with damage_named(path):
             schema = parquet.read_schema(path)
+            refuse_twice(schema.names)
         first = first or schema
         if not schema.equals(first, check_metadata=False):
             differ = set(map(str, schema)) ^ set(map(str, first))
@@ -201,7 +215,9 @@ def damage_named(path: Path, kind: str = "Parquet", hint: str = "") -> Iterator[
     """Name the file in errors of Arrow; `hint` says what to do about entries that are text."""
     try:
         yield
-    except (need("pyarrow", extra="data").ArrowInvalid, OSError, UnicodeDecodeError) as error:
+    except (need("pyarrow", extra="data").ArrowException, OSError, UnicodeDecodeError) as error:
+        if isinstance(error, MemoryError):
+            raise
         what = hint if "conversion error" in str(error) else ""
         is_encoding = isinstance(error, UnicodeDecodeError) or "UTF8" in str(error)
         what = _ENCODING_HINT if is_encoding else what
@@ -349,6 +365,8 @@ class _TsFile:
             label = label.strip()
             if not line or not label or label.endswith(")"):
                 raise ValueError("there is no label at the end")
+            if any("\ud800" <= letter <= "\udfff" for letter in label):
+                raise ValueError("the label is not UTF-8")
             if self.classes and label not in self.classes:
                 raise ValueError(f"class {label!r} is not one of {name_some(self.classes)}")
             if self.has_targets and not _is_number(label):

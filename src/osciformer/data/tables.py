@@ -25,7 +25,7 @@ from osciformer.data.series import (
 )
 
 #: Texts that mean that nothing is known, in every table; an empty one always does.
-MISSING = ("", "NA", "NaN", "nan", "null", "?")
+MISSING = ("", "NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "NULL", "null", "?")
 # A longer id or class is most likely a table with a quotation mark too few.
 LONGEST_ENTRY = 1000
 
@@ -228,7 +228,14 @@ def as_same_kind(ids: np.ndarray, others: np.ndarray) -> tuple[np.ndarray, np.nd
     """Return two arrays of ids, both as text if only one of them is: 7 is '7', and not '07'."""
     if (ids.dtype.kind == "U") == (others.dtype.kind == "U"):
         return ids, others
-    return ids.astype(np.str_), others.astype(np.str_)
+
+    def as_text(some: np.ndarray) -> np.ndarray:
+        # Whole numbers are floats in a column of pandas that had a gap once.
+        is_whole = some.dtype.kind == "f" and (np.abs(some) < ragged.EXACT_INTEGER).all()
+        whole = some.astype(np.int64) if is_whole else some
+        return (whole if (whole == some).all() else some).astype(np.str_)
+
+    return as_text(ids), as_text(others)
 
 
 class _Variables(NamedTuple):

@@ -221,6 +221,7 @@ class EventSequences:
                 )
         offsets = ragged.offsets_of(np.array([len(moment) for moment in moments], dtype=np.int64))
         flat = np.concatenate([np.empty(0), *moments])
+        ragged.check_distinct(others.get("ids"))
         return cls(flat, np.concatenate([np.empty(0, np.int64), *kinds]), offsets, **others)
 
     @classmethod
