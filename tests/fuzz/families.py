@@ -623,7 +623,12 @@ def flags(rng: Rng, world: World) -> str:
         "no-such-flag",
         "variable",
     ]
-    name, value = str(pick(rng, names)), str(pick(rng, values))
+    # Allowed, and not worth a training.
+    harmless = {("time-format", value) for value in values}
+    harmless |= {(name, "none") for name in ("patience", "validation", "labels", "class-weight")}
+    harmless |= {("duplicates", "none"), ("variable", "none")}
+    pairs = [(name, value) for name in names for value in values if (name, value) not in harmless]
+    name, value = pick(rng, pairs)
     how = str(pick(rng, ["value", "bare", "command", "predict"]))
     if how == "predict":
         option = str(pick(rng, ["--horizon=1", "--every=x", "--times=no.csv", "--labels=no", "-q"]))
@@ -632,11 +637,6 @@ def flags(rng: Rng, world: World) -> str:
     if how == "command":
         return command(world, str(pick(rng, ["fti", "", "--fit", "predict"])), is_bad=True)
     call = ["fit", table, *good, "--epochs=1", "--dim=8", "--num-layers=1", "--accelerator=cpu"]
-    harmless = {("patience", "none"), ("validation", "none"), ("labels", "none")}
-    harmless |= {("time-format", v) for v in values} | {("class-weight", "none")}
-    harmless |= {("duplicates", "none"), ("variable", "none"), ("seed", "")}
-    if how == "value" and (name, value) in harmless:
-        return REFUSED  # allowed, and not worth a training
     flag = f"--{name}={value}" if how == "value" else f"--{name}"
     return command(world, *call, flag, is_bad=True, output="run")
 
@@ -685,7 +685,7 @@ def fits(rng: Rng, world: World) -> str:
     weight = json.dumps({pick(rng, [*names, "nobody"]): 2})
     call = ["fit", table, "--task=classification", "--model=resonator", "--families=summary"]
     call += ["--id=who", "--time=hour", "--features=a,b", "--target=ill"]
-    is_bad = len(names) < 2 or "nobody" in weight
+    is_bad = len(names) < 2 or "nobody" in weight or any(name in MISSING for name in names)
     call += [f"--class-weight={weight}"]
     if command(world, *call, is_bad=is_bad, output="run") == REFUSED:
         return REFUSED
