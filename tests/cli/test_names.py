@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -164,3 +165,17 @@ def test_warnings_are_a_line(cli: Call, tmp_path: Path) -> None:
     assert outcome.code == 0
     (line,) = outcome.err.splitlines()
     assert line.startswith("warning: feature column 'x': 1 whole numbers beyond 2**24 lose digits")
+
+
+def test_warnings_that_differ_in_numbers_are_printed_once(capsys: pytest.CaptureFixture) -> None:
+    from osciformer.cli.errors import guarded
+
+    @guarded
+    def warn() -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")
+            for text in ("part 1 loses 2 digits", "part 2 loses 17 digits", "another"):
+                warnings.warn(text, stacklevel=1)
+
+    warn()
+    assert capsys.readouterr().err == "warning: part 1 loses 2 digits\nwarning: another\n"

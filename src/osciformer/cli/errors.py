@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import functools
+import re
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -37,7 +38,7 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
     def run(*args: Any, **kwargs: Any) -> None:
         try:
             with warnings.catch_warnings():
-                warnings.showwarning = _tell  # type: ignore[assignment]
+                warnings.showwarning = functools.partial(_tell, set())
                 command(*args, **kwargs)
         except typer.Exit:
             raise
@@ -53,9 +54,16 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def _tell(message: Warning | str, *_: Any) -> None:
-    """Print a warning as a line, without the place in the program that it comes from."""
-    typer.echo(f"warning: {printable(str(message))}", err=True)
+def _tell(told: set[str], message: Warning | str, *_: Any) -> None:
+    """Print a warning as a line, unless one that differs in numbers only was printed before.
+
+    Each part of a table that is read part by part has numbers of its own.
+    """
+    text = printable(str(message))
+    alike = re.sub(r"\d+", "0", text)
+    if alike not in told:
+        typer.echo(f"warning: {text}", err=True)
+    told.add(alike)
 
 
 def explain(error: Exception) -> str:
