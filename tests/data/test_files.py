@@ -78,6 +78,12 @@ def test_numbers_that_look_like_integers_at_first_are_read(tmp_path: Path) -> No
     assert series.values[-1, 0] == 0.5
 
 
+def test_a_header_may_be_longer_than_a_block(tmp_path: Path) -> None:
+    names = ["id", "t", *(f"{k}{'x' * 300_000}" for k in range(4))]
+    path = write(tmp_path / "a.csv", f"{','.join(names)}\n{','.join('1' for _ in names)}\n")
+    assert read_csv(path, id="id", time="t").num_features == 4
+
+
 def test_columns_that_are_not_wanted_may_hold_text(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", "id;t;x;note\n1;2024-01-01;?;hello\n1;2024-01-02;3;x\n")
     series = read_csv(path, id="id", time="t", values=["x"], unit="d", delimiter=";")

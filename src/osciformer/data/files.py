@@ -89,11 +89,10 @@ def read_csv(
     """
     layout, path = make_layout(layout, settings), existing_file(path)
     kept = columns_to_read(csv_names(path, delimiter), layout)
-    is_class = isinstance(layout.label, str)
-    guessed = [layout.time, *((layout.id, *layout.labels * is_class) * layout.guess_types)]
-    text = [layout.id, layout.variable, *layout.labels * is_class]
-    types = {name: "number" for name in kept} | {str(name): "text" for name in text}
-    types = {name: kind for name, kind in types.items() if name in kept and name not in guessed}
+    text = {layout.id, *(layout.labels if isinstance(layout.label, str) else ())}
+    guessed = {layout.time, *(text if layout.guess_types else ())}
+    text |= set() if layout.variable is None else {layout.variable}
+    types = {name: "text" if name in text else "number" for name in kept if name not in guessed}
     options = csv_options(path, types, kept, delimiter, layout.missing)
     with damage_named(path, "CSV", _CSV_HINT):
         table = need("pyarrow.csv", extra="data").read_csv(path, **options)
@@ -135,11 +134,9 @@ def csv_options(
 
 def csv_names(path: Path, delimiter: str = ",") -> list[str]:
     """Return the names of the columns of a CSV file."""
-    csv = need("pyarrow.csv", extra="data")
-    with damage_named(path, "CSV"):
-        parse = csv.ParseOptions(delimiter=delimiter)
-        with csv.open_csv(path, parse_options=parse) as reader:
-            return list(reader.schema.names)
+    csv, options = need("pyarrow.csv", extra="data"), csv_options(path, {}, delimiter=delimiter)
+    with damage_named(path, "CSV"), csv.open_csv(path, **options) as reader:
+        return list(reader.schema.names)
 
 
 def read_parquet(
