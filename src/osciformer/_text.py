@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -34,6 +35,22 @@ def name_some(items: Iterable[Any]) -> str:
     shown = ", ".join(repr(item) for item in items[:NUM_NAMED])
     more = len(items) - NUM_NAMED
     return f"{shown} and {more} more" if more > 0 else shown
+
+
+def printable(text: str) -> str:
+    r"""Return text of unknown origin for a terminal, with control characters but line ends escaped.
+
+    Escape sequences could repaint the screen, marks of direction could reorder the line, and halves
+    of surrogate pairs cannot be printed at all.
+
+    Example:
+        >>> print(printable("Müller \x1b[2J"))
+        Müller \x1b[2J
+    """
+    unsafe = ("Cc", "Cf", "Cs", "Zl", "Zp")
+    return "".join(
+        repr(c)[1:-1] if c != "\n" and unicodedata.category(c) in unsafe else c for c in text
+    )
 
 
 def check_choice(name: str, value: Any, allowed: Sequence[Any]) -> None:

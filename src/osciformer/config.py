@@ -650,6 +650,7 @@ class DataConfig(Config):
         time_format: How to read times that are text: iso, or as of strptime.
         duplicates: Values at equal times: error, mean, last or keep; of events, keep or error.
         empty: Series without values: error, drop or keep.
+        guess_types: Read ids and classes of CSV that look like numbers as numbers, not as text.
     """
 
     panel: ClassVar[str] = TABLE
@@ -679,6 +680,7 @@ class DataConfig(Config):
     time_format: str | None = setting(None)
     duplicates: str | None = setting(None)
     empty: str = setting("error", tasks=VALUE_TASKS)
+    guess_types: bool = setting(False, tasks=VALUE_TASKS)
 
 
 _LENGTH: Mapping[str, Any] = {"max_epochs": "auto", "batch_size": "auto", "patience": "auto"}

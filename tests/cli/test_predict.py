@@ -22,7 +22,7 @@ def test_classes_and_their_probabilities(
     assert outcome.code == 0, outcome.err
     found = pd.read_csv(path) if ending == "csv" else pd.read_parquet(path)
     assert list(found) == ["who", "prediction", "probability_0", "probability_1"]
-    assert found.who.tolist() == list(range(40))
+    assert found.who.astype(str).tolist() == [str(number) for number in range(40)]
     assert np.allclose(found.probability_0 + found.probability_1, 1.0)
     assert (found.prediction == (found.probability_1 > 0.5)).all()
 

@@ -148,4 +148,4 @@ def test_series_that_the_other_table_lacks_are_named(
     call = ["fit", lean, *ILL, "--labels", few, "--labels-id=patient", "--static=height", *TINY]
     outcome = cli(*call, "-o", tmp_path / "run")
     assert outcome.code == 1
-    assert "lacks 1 ids: 7" in outcome.err
+    assert "lacks 1 ids: '7'" in outcome.err

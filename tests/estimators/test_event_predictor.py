@@ -128,6 +128,8 @@ def test_predictions_as_a_table_have_names_and_ids(fitted: Any, new: EventSequen
     assert list(frame.columns[-2:]) == ["probability_buy", "probability_sell"]
     assert set(frame["type"]) <= set(NAMES)
     assert fitted.predict(new).to_frame("pyarrow").num_rows == 12
+    with pytest.raises(ValueError, match="id must not be 'type', a predicted column"):
+        fitted.predict(new).to_frame(id="type")
 
 
 def test_frames_with_dates_give_dates() -> None:

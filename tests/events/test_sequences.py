@@ -16,6 +16,11 @@ from osciformer.events import EventSequences
 from .event_cases import event_sequences, random_events
 
 
+def test_equal_ids_are_refused() -> None:
+    with pytest.raises(ValueError, match="ids must differ from each other; 'a' occurs"):
+        EventSequences.from_arrays([[0.0], [1.0]], ids=["a", "a"])
+
+
 def test_sequences_are_what_came_in() -> None:
     events = EventSequences.from_arrays([[0.0, 2.0], [], [1.0]], [[1, 0], [], [2]], ids=list("abc"))
     assert (len(events), events.num_types, events.lengths.tolist()) == (3, 3, [2, 0, 1])

@@ -90,7 +90,8 @@ def get(
             if ending == ".csv":
                 need("pyarrow.csv", extra="data").write_csv(table, part)
             else:
-                need("pyarrow.parquet", extra="data").write_table(table, part, compression="zstd")
+                options = {"compression": "zstd", "write_page_checksum": True}
+                need("pyarrow.parquet", extra="data").write_table(table, part, **options)
     typer.echo(f"{output}: {len(found)} {'series' if is_series else 'rows'}")
 
 

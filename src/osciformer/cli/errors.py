@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import functools
+import re
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +13,7 @@ import typer
 
 from osciformer._advice import Mention
 from osciformer._processes import Terminated, terminable
+from osciformer._text import printable
 from osciformer.config import settings
 
 FAILED, MISUSED, INTERRUPTED, TERMINATED = 1, 2, 130, 143
@@ -35,7 +38,8 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(command)
     def run(*args: Any, **kwargs: Any) -> None:
         try:
-            with terminable():
+            with terminable(), warnings.catch_warnings():
+                warnings.showwarning = functools.partial(_tell, set())
                 command(*args, **kwargs)
         except typer.Exit:
             raise
@@ -46,7 +50,7 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
         except Exception as error:
             if debugging:
                 raise
-            typer.echo(f"error: {explain(error)}", err=True)
+            typer.echo(f"error: {printable(explain(error))}", err=True)
             raise typer.Exit(MISUSED if isinstance(error, Misuse) else FAILED) from error
 
     return run
@@ -56,6 +60,18 @@ def exit_code(error: KeyboardInterrupt) -> tuple[int, str]:
     """Return the exit code after Ctrl-C or SIGTERM, and what to call it."""
     is_terminated = isinstance(error, Terminated) or isinstance(error.__cause__, Terminated)
     return (TERMINATED, "terminated") if is_terminated else (INTERRUPTED, "interrupted")
+
+
+def _tell(told: set[str], message: Warning | str, *_: Any) -> None:
+    """Print a warning as a line, unless one that differs in numbers only was printed before.
+
+    Each part of a table that is read part by part has numbers of its own.
+    """
+    text = printable(str(message))
+    alike = re.sub(r"\d+", "0", text)
+    if alike not in told:
+        typer.echo(f"warning: {text}", err=True)
+    told.add(alike)
 
 
 def explain(error: Exception) -> str:

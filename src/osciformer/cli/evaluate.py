@@ -62,7 +62,7 @@ def evaluate(
         given |= {"target": tuple(target.split(","))} if target else {}
         given |= {"labels_id": labels_id} if labels_id else {}
         in_table = model.task in SERIES_TASKS and labels is None
-        label = tables.one_or_all(given.get("target")) if in_table else None
+        label = tables.label_of(given, model.task) if in_table else None
         data = model.open_series(table, labels, labels_id, stream, label)
         if model.task in SERIES_TASKS:
             found = _judge_labels(model, data, tables.labels_for(data, given, model.task))
@@ -129,13 +129,14 @@ def _judge_events(model: predict.Model, table: Path) -> _Judged:
 def _judge_labels(model: predict.Model, data: Any, labels: np.ndarray | None) -> _Judged:
     """Score predictions of classes or values; the data have the labels if none are given."""
     from osciformer.data.inputs import labels_of
-    from osciformer.estimators.labels import encode_classes
+    from osciformer.estimators.labels import as_targets, encode_classes
 
     truth, estimator = np.asarray(labels_of(data) if labels is None else labels), model.estimator
     predict_part = estimator.predict if model.task == "regression" else estimator.predict_proba
     found = np.concatenate([predict_part(part) for part in tables.parts_of(data)])
     if model.task == "regression":
-        values, real = (item.reshape(len(truth), -1).astype(float) for item in (found, truth))
+        columns = found, as_targets(truth, "OsciFormerClassifier")
+        values, real = (item.reshape(len(truth), -1).astype(float) for item in columns)
         draw = partial(pictures.draw_values, values, real)
         return _Judged(lambda i: value_scores(values[i], real[i]), len(real), draw)
     classes = encode_classes(truth, estimator.classes_)

@@ -116,7 +116,13 @@ def _read_series(given: dict[str, Any], task: str) -> Job:
         if not elsewhere:
             return data
         labels_id = given.get("labels_id") or given.get("id")
-        return tables.join_static(data, elsewhere, labels=given.get("labels"), labels_id=labels_id)
+        return tables.join_static(
+            data,
+            elsewhere,
+            labels=given.get("labels"),
+            labels_id=labels_id,
+            guess_types=bool(given.get("guess_types")),
+        )
 
     data = read(path, given.get("stream"))
     given["stream"] = tables.is_streamed(data)

@@ -10,6 +10,7 @@ import numpy as np
 import typer
 from typer import Argument, Option
 
+from osciformer._text import printable
 from osciformer.cli import tables
 from osciformer.cli.errors import CommandError, Misuse
 from osciformer.cli.fit import check_device, find_model
@@ -23,9 +24,11 @@ StreamOption = Annotated[bool | None, Option(help="Read Parquet part by part.")]
 AcceleratorOption = Annotated[str, Option(help="auto, cpu or gpu.")]
 LabelsOption = Annotated[Path | None, Option(help="Table with labels or static columns, by id.")]
 LabelsIdOption = Annotated[str | None, Option(help="Its column of ids.")]
+_SAFE = "Put ' before text that begins with = + - @, a formula to spreadsheets."
 NUM_STEPS = 10  # forecasts per series if nothing is said about their times
 CHUNK_SEQUENCES = 256  # sequences of events that are predicted at a time
 Columns = dict[str, np.ndarray]
+Parts = Iterator[tuple[Columns, Columns]]  # what rows are about, and what is predicted for them
 TimesOf = Callable[[np.ndarray], list[np.ndarray]]  # times to predict at for series of some ids
 
 
@@ -38,6 +41,7 @@ def predict(
     horizon: Annotated[float | None, Option(help="How far ahead of each series' end.")] = None,
     every: Annotated[float | None, Option(help="And at these steps on the way.")] = None,
     quantiles: Annotated[bool, Option("--quantiles", help="Write all quantiles.")] = False,
+    safe_csv: Annotated[bool, Option("--safe-csv", help=_SAFE)] = False,
     labels: LabelsOption = None,
     labels_id: LabelsIdOption = None,
     stream: StreamOption = None,
@@ -51,13 +55,14 @@ def predict(
     """
     tables.check_ending(output, tables.TABLE_ENDINGS)
     refuse_replacing(output, run, table, times, labels)
+    if safe_csv and output.suffix.lower() != ".csv":
+        raise Misuse(f"--safe-csv is for output to CSV, not to {output}; leave it out")
     model = Model.load(run, table, labels, accelerator=accelerator)
     at_times = {"times": times, "horizon": horizon, "every": every, "quantiles": quantiles or None}
     if model.task == "events":
         model.refuse(**at_times, labels=labels, labels_id=labels_id, stream=stream)
         chunks = tables.parts_of(model.open_events(table), CHUNK_SEQUENCES)
-        next_of = model.estimator.predict
-        parts: Iterator[Columns] = (next_of(chunk).columns(id=model.id) for chunk in chunks)
+        parts: Parts = _next_events(model, chunks)
         summary = f", one per sequence; gaps in {model.estimator.time_unit_}"
     else:
         data = model.open_series(table, labels, labels_id, stream, None)
@@ -68,7 +73,13 @@ def predict(
         else:
             model.refuse(**at_times)
             parts = _labels(model, data)
-    typer.echo(f"{output}: {tables.write_table(output, parts)} rows{summary}")
+    renamed: dict[str, str] = {}
+    written: Iterator[Columns] = (tables.side_by_side(*part, renamed) for part in parts)
+    written = map(tables.spreadsheet_safe, written) if safe_csv else written
+    typer.echo(f"{output}: {tables.write_table(output, written)} rows{summary}")
+    for name, other in renamed.items():
+        why = f"the table has a column {name!r}"
+        typer.echo(printable(f"{why}, so that the predicted one is called {other!r}"), err=True)
 
 
 class Model(NamedTuple):
@@ -120,7 +131,10 @@ class Model(NamedTuple):
         data = tables.open_table(table, layout, stream=stream)
         absent = [n for n in self.estimator.static_names_in_ if n not in data.static_names]
         labels_id = labels_id or self.settings.get("labels_id") or self.layout.get("id")
-        return tables.join_static(data, absent, labels=labels, labels_id=labels_id)
+        guess = bool(self.layout.get("guess_types"))
+        return tables.join_static(
+            data, absent, labels=labels, labels_id=labels_id, guess_types=guess
+        )
 
     def open_events(self, table: Path) -> Any:
         """Return the sequences of a table read as in training."""
@@ -133,11 +147,18 @@ class Model(NamedTuple):
         return tables.read_events(table, {"type": "type", **self.layout}, known)
 
 
-def _labels(model: Model, data: Any) -> Iterator[Columns]:
+def _next_events(model: Model, chunks: Iterator[Any]) -> Parts:
+    """Yield predictions of the next event, a row per sequence."""
+    for chunk in chunks:
+        columns = model.estimator.predict(chunk).columns(id="")
+        yield {model.id: columns.pop("")}, columns
+
+
+def _labels(model: Model, data: Any) -> Parts:
     """Yield predictions of classes or values, a row per series."""
     estimator, target = model.estimator, model.layout.get("label")
     for series in tables.parts_of(data):
-        columns = {model.id: series.ids}
+        columns = {}
         if model.task == "classification":
             found = estimator.predict_proba(series)
             columns["prediction"] = estimator.classes_[found.argmax(axis=1)]
@@ -146,7 +167,7 @@ def _labels(model: Model, data: Any) -> Iterator[Columns]:
             found = estimator.predict(series).reshape(len(series), -1)
             of = target if isinstance(target, list | tuple) else range(found.shape[1])
             names = [f"prediction_{name}" for name in of] if len(of) > 1 else ["prediction"]
-        yield columns | dict(zip(names, found.T, strict=True))
+        yield {model.id: series.ids}, columns | dict(zip(names, found.T, strict=True))
 
 
 def _ask(
@@ -175,30 +196,37 @@ def _ask(
 def _read_times(path: Path, model: Model, ids: np.ndarray) -> TimesOf:
     """Return times from a table with the time column of training and perhaps its id column."""
     from osciformer.data import Layout
-    from osciformer.data.tables import check_columns, read_codes, read_times
+    from osciformer.data.tables import as_same_kind, check_columns, read_full_codes, read_times
 
-    table = tables.read_frame(path)
     columns = {"id": "id", "time": "time", **model.layout}
     layout = Layout(**columns | {"values": None, "label": None, "static": ()})
+    table = tables.read_frame(path, {} if layout.guess_types else {layout.id: "text"})
     check_columns(table.column_names, [layout.time])
     ticks, axis = read_times(table.column(layout.time), layout)
     times = ticks if axis.kind == "number" else axis.decode(ticks / axis.ticks_per_unit, None)
     if layout.id not in table.column_names:
         shared = np.unique(times)
         return lambda some: [shared] * len(some)
-    codes, entries = read_codes(table.column(layout.id))
+    codes, found = read_full_codes(
+        table.column(layout.id), layout.id, "an id", missing=layout.missing
+    )
+    known, entries = as_same_kind(ids, found)
     by_id = {entry: np.sort(times[codes == code]) for code, entry in enumerate(entries.tolist())}
-    if not by_id.keys() & set(ids.tolist()):
+    if not by_id.keys() & set(known.tolist()):
         raise CommandError(
             f"none of the ids in {path}, such as {next(iter(by_id), None)!r}, occurs in the table, "
             f"which has ids such as {ids[0]!s}; are they of the same type?"
         )
-    return lambda some: [by_id.get(id, times[:0]) for id in some.tolist()]
+
+    def times_of(some: np.ndarray) -> list[np.ndarray]:
+        return [by_id.get(id, times[:0]) for id in as_same_kind(some, found)[0].tolist()]
+
+    return times_of
 
 
 def _answers(
     model: Model, data: Any, times_of: TimesOf | None, steps: np.ndarray | None, is_full: bool
-) -> Iterator[Columns]:
+) -> Parts:
     """Yield predictions at what `_ask` returns, a row per series, time and variable."""
     from osciformer.data.ragged import offsets_of, series_of_rows
     from osciformer.estimators.queries import last_target_times
@@ -221,12 +249,14 @@ def _answers(
             answers = estimator.predict_quantiles(series)
             owner, times = series_of_rows(series.offsets), series.decode_times()
         found = np.concatenate(answers)  # [Q, F, L]
-        columns = {
+        keys = {
             model.id: np.repeat(series.ids[owner], len(variables)),
             model.layout.get("time", "time"): np.repeat(times, len(variables)),
+        }
+        columns = {
             "variable": np.tile(variables, len(found)),
             "prediction": found[..., levels.index(0.5)].reshape(-1),
         }
         if is_full:
             columns |= {f"q{level:g}": found[..., k].reshape(-1) for k, level in enumerate(levels)}
-        yield columns
+        yield keys, columns

@@ -12,6 +12,7 @@ import numpy as np
 
 from osciformer._files import replacing
 from osciformer._optional import need
+from osciformer._text import printable
 from osciformer.cli.errors import CommandError, Misuse
 from osciformer.config import SERIES_TASKS
 
@@ -23,11 +24,13 @@ if TYPE_CHECKING:
 
 # A larger Parquet file is read from disk in each epoch; in memory it is several times larger.
 STREAM_BYTES = 256 * 2**20
+_FORMULA_STARTS = ("=", "+", "-", "@")  # of a formula, in a spreadsheet
 CHUNK_SERIES = 4096  # that are predicted at a time
 TABLE_ENDINGS = (".parquet", ".csv")
 _SELF_DESCRIBING = (".npz", ".ts", ".ts.gz")
 _TIME_SETTINGS = ("unit", "origin", "time_format", "duplicates")
-_SERIES_SETTINGS = ("id", "time", "variable", "value", "static", "empty", *_TIME_SETTINGS)
+_VALUE_SETTINGS = ("variable", "value", "static", "empty", "guess_types")
+_SERIES_SETTINGS = ("id", "time", *_VALUE_SETTINGS, *_TIME_SETTINGS)
 _EVENT_SETTINGS = ("id", "time", "start", "end", "time_unit", "num_types", *_TIME_SETTINGS)
 
 
@@ -38,8 +41,8 @@ def make_layout(given: Mapping[str, Any], task: str, path: Path) -> Layout | Non
     chosen = _columns(given, path, _SERIES_SETTINGS)
     from osciformer.data import Layout  # slow to import; wrong calls are refused before
 
-    label = given.get("target") if task in SERIES_TASKS and not given.get("labels") else None
-    return Layout(values=given.get("features"), label=one_or_all(label), **chosen)
+    label = label_of(given, task) if task in SERIES_TASKS and not given.get("labels") else None
+    return Layout(values=given.get("features"), label=label, **chosen)
 
 
 def make_event_layout(given: Mapping[str, Any], path: Path) -> dict[str, Any]:
@@ -66,9 +69,11 @@ def _columns(given: Mapping[str, Any], path: Path, names: Sequence[str]) -> dict
     return chosen
 
 
-def one_or_all(names: Sequence[str] | None) -> Any:
-    """Return a single name as text, and several as they are."""
-    return names[0] if names and len(names) == 1 else names or None
+def label_of(given: Mapping[str, Any], task: str) -> Any:
+    """Return the target as a layout has it: a name for classes, a list for real targets."""
+    names = given.get("target") or None
+    is_class = task == "classification" and names is not None and len(names) == 1
+    return names[0] if names is not None and is_class else names
 
 
 def format_of(path: Path) -> str:
@@ -117,13 +122,27 @@ def read_events(
     path: Path, layout: Mapping[str, Any], type_names: Sequence[str] | None = None
 ) -> EventSequences:
     """Return the sequences of a CSV file, a Parquet file or a folder, perhaps of known types."""
-    frame = read_frame(path)
+    id, type = layout.get("id", "id"), layout["type"]
+    frame = read_frame(path, dict.fromkeys((id, type or id), "text"))
     from osciformer.events import events_from_frame
 
-    if type_names is None or layout["type"] is None:
+    if type is None:
         return events_from_frame(frame, **layout)
+    if type_names is None:
+        return events_from_frame(_with_whole_numbers(frame, type), **layout)
     known = {"type_names": tuple(type_names), "num_types": len(type_names)}
     return events_from_frame(frame, **{**layout, **known})
+
+
+def _with_whole_numbers(frame: Any, name: str) -> Any:
+    """Return the table with types that are text as integers, if all are: 0, 1, ..., but not 01."""
+    pa, pc = need("pyarrow", extra="data"), need("pyarrow.compute", extra="data")
+    if name not in frame.column_names or not pa.types.is_string(frame.column(name).type):
+        return frame
+    column = frame.column(name)
+    if not pc.all(pc.match_substring_regex(column, r"^(0|[1-9]\d{0,8})$")).as_py():
+        return frame
+    return frame.set_column(frame.column_names.index(name), name, column.cast(pa.int64()))
 
 
 def labels_for(data: Series, given: Mapping[str, Any], task: str) -> np.ndarray | None:
@@ -139,7 +158,8 @@ def labels_for(data: Series, given: Mapping[str, Any], task: str) -> np.ndarray 
     if not labels:
         return None
     id = given.get("labels_id") or given.get("id")
-    return np.asarray(_join(data, labels, id, label=one_or_all(target)).labels)
+    guess = bool(given.get("guess_types"))
+    return np.asarray(_join(data, labels, id, guess, label=label_of(given, task)).labels)
 
 
 def static_elsewhere(given: Mapping[str, Any], path: Path) -> tuple[str, ...]:
@@ -156,7 +176,12 @@ def static_elsewhere(given: Mapping[str, Any], path: Path) -> tuple[str, ...]:
 
 
 def join_static(
-    data: Series, names: Sequence[str], *, labels: str | Path | None, labels_id: str | None
+    data: Series,
+    names: Sequence[str],
+    *,
+    labels: str | Path | None,
+    labels_id: str | None,
+    guess_types: bool = False,
 ) -> Series:
     """Return the series with these static features from a table with a row per series."""
     if not names:
@@ -168,14 +193,16 @@ def join_static(
         )
     from osciformer.data.series import add_static
 
-    found = _join(data, labels, labels_id, static=names).static
+    found = _join(data, labels, labels_id, guess_types, static=names).static
     assert found is not None
     if is_streamed(data):
         return data.with_static(found, names)  # type: ignore[union-attr]
     return add_static(data, found, names)  # type: ignore[arg-type]
 
 
-def _join(data: Series, path: str | Path, id: str | None, **columns: Any) -> IrregularSeries:
+def _join(
+    data: Series, path: str | Path, id: str | None, guess_types: bool, **columns: Any
+) -> IrregularSeries:
     """Return series of the same ids, without rows, with columns of a table of a row per series."""
     if id is None:
         raise Misuse("--labels-id is needed: the column of ids in --labels")
@@ -183,26 +210,33 @@ def _join(data: Series, path: str | Path, id: str | None, **columns: Any) -> Irr
 
     offsets = np.zeros(len(data) + 1, dtype=np.int64)
     bare = IrregularSeries(np.empty(0), np.empty((0, 1)), offsets, ids=data.ids)
-    return join_frame(bare, read_frame(Path(path)), id=id, **columns)
+    static, label = columns.get("static") or (), columns.get("label") or ()
+    text, numbers = ([id, label], static) if isinstance(label, str) else ([id], (*static, *label))
+    types = dict.fromkeys(numbers, "number")
+    types |= {} if guess_types else dict.fromkeys(text, "text")
+    return join_frame(bare, read_frame(Path(path), types), id=id, **columns)
 
 
-def read_frame(path: Path) -> Any:
-    """Return a CSV file, a Parquet file or a folder of such as an Arrow table."""
+def read_frame(path: Path, types: Mapping[str, str]) -> Any:
+    """Return a CSV file, a Parquet file or a folder of such as an Arrow table.
+
+    `types` are those of columns of CSV, `text` or `number`; those of the others are guessed.
+    """
     refuse_absent(path)
-    from osciformer.data.files import damage_named, load_parquet, parquet_files
+    from osciformer.data.files import csv_options, damage_named, load_parquet, parquet_files
 
     if format_of(path) != "csv":
         return load_parquet(parquet_files(path))
     with damage_named(path, "CSV"):
-        return need("pyarrow.csv", extra="data").read_csv(path)
+        return need("pyarrow.csv", extra="data").read_csv(path, **csv_options(path, types))
 
 
 def _names(path: Path) -> list[str]:
-    from osciformer.data.files import damage_named
+    from osciformer.data.files import csv_names, parquet_files, parquet_schema
 
-    kind = "csv" if format_of(path) == "csv" else "parquet"
-    with damage_named(path, kind):
-        return list(need("pyarrow.dataset", extra="data").dataset(path, format=kind).schema.names)
+    if format_of(path) == "csv":
+        return csv_names(path)
+    return list(parquet_schema(parquet_files(path)).names)
 
 
 def is_streamed(data: Series) -> bool:
@@ -240,17 +274,49 @@ def check_ending(path: Path, endings: Sequence[str]) -> None:
         raise Misuse(f"{path} must end in {' or '.join(endings)}, which says the format")
 
 
+def side_by_side(
+    keys: Mapping[str, Any], answers: Mapping[str, Any], renamed: dict[str, str]
+) -> dict[str, Any]:
+    """Return the columns of both; answers that are called like keys get another name.
+
+    `renamed` is told which, by their own names.
+    """
+    columns = dict(keys)
+    for name, array in answers.items():
+        free = name
+        while free in columns or (free != name and free in answers):
+            free += "_"
+        if free != name:
+            renamed[name] = free
+        columns[free] = array
+    return columns
+
+
+def spreadsheet_safe(columns: Mapping[str, Any]) -> dict[str, Any]:
+    """Return columns whose text no spreadsheet takes for a formula: an apostrophe comes before."""
+
+    def safe(text: Any) -> str:
+        return f"'{text}" if str(text).lstrip()[:1] in _FORMULA_STARTS else str(text)
+
+    return {
+        safe(name): np.array([safe(item) for item in array]) if array.dtype.kind in "UO" else array
+        for name, array in columns.items()
+    }
+
+
 def write_table(path: Path, parts: Iterable[Mapping[str, Any]]) -> int:
     """Write a table, given part by part as arrays by name, and return its number of rows."""
     pa = need("pyarrow", extra="data")
     kind, name = ("csv", "CSV") if path.suffix.lower() == ".csv" else ("parquet", "Parquet")
     make = getattr(need(f"pyarrow.{kind}", extra="data"), f"{name}Writer")
+    options = {} if kind == "csv" else {"write_page_checksum": True}
     writer, num_rows = None, 0
     with replacing(path) as file, ExitStack() as stack:
         for columns in parts:
             table = pa.table({name: pa.array(array) for name, array in columns.items()})
             if writer is None:
-                schema, writer = table.schema, stack.enter_context(make(file, table.schema))
+                schema = table.schema
+                writer = stack.enter_context(make(file, schema, **options))
             writer.write_table(table.cast(schema))
             num_rows += len(table)
     return num_rows
@@ -265,7 +331,7 @@ def print_table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) 
     for number, name in enumerate(head):
         table.add_column(name, justify="right" if number else "left", no_wrap=True)
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(printable, row))  # names come from the data
     # A file or a pipe has no width at which text would have to be cut off.
     console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 1000)
     console.print(title)

@@ -8,7 +8,7 @@ import json
 import re
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, get_args
 
@@ -19,11 +19,28 @@ from osciformer._optional import need
 from osciformer._text import check_choice, name_some
 from osciformer._types import Float
 from osciformer.data.errors import UnreadableFileError
-from osciformer.data.ragged import Duplicates, Rows, flatten, pivot_variables, series_of_rows
+from osciformer.data.ragged import (
+    Duplicates,
+    Rows,
+    flatten,
+    pivot_variables,
+    series_of_rows,
+    warn_of_lost_digits,
+)
 from osciformer.data.series import NANOSECONDS, Empty, IrregularSeries, TimeAxis
-from osciformer.data.tables import Layout, check_layout, from_frame, make_layout
+from osciformer.data.tables import (
+    MISSING,
+    Layout,
+    check_layout,
+    from_frame,
+    make_layout,
+    refuse_twice,
+)
 
 NPZ_FORMAT = "osciformer series 1"
+_NPZ_DESCRIPTION = {"feature_names": list, "static_names": list, "time_axis": dict}
+# What NumPy raises for files that are no archive, or one that it cannot unpack.
+_NO_ARCHIVE = (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, AttributeError)
 _NPZ_ARRAYS = ("times", "values", "offsets", "ids", "static", "labels", "origins")
 
 # "(time,value)"; a time may hold colons, as dates do, but no parenthesis.
@@ -32,9 +49,10 @@ _PAIR = re.compile(r"\(([^()]*),([^(),]*)\)")
 _BETWEEN = re.compile(r":(?=\s*(?:\(|\?|$))")
 _MISSING = {"?", "nan", ""}
 _CSV_HINT = (
-    ". Feature columns must hold numbers: name them with values=[...] to leave others out, or "
+    ". Features and targets must hold numbers: name them with values=[...] to leave others out, or "
     "list the texts that mean missing: missing=['?', ...]"
 )
+_ENCODING_HINT = ". Save the file as UTF-8, the only encoding that is read"
 
 
 def read_table(path: str | Path, layout: Layout | None = None, **settings: Any) -> IrregularSeries:
@@ -62,28 +80,63 @@ def read_csv(
     layout: Layout | None = None,
     *,
     delimiter: str = ",",
-    missing: Sequence[str] = ("", "NA", "NaN", "nan", "null", "?"),
     **settings: Any,
 ) -> IrregularSeries:
     """Return the series of a CSV file, also compressed, with a header line; see `read_table`.
 
-    `missing` are the texts that stand for a missing value.
+    Ids and classes are text, as they are written, unless `guess_types` is set; real targets, which
+    a list of labels means, are numbers.
+    """
+    layout, path = make_layout(layout, settings), existing_file(path)
+    kept = columns_to_read(csv_names(path, delimiter), layout)
+    text = {layout.id, *(layout.labels if isinstance(layout.label, str) else ())}
+    guessed = {layout.time, *(text if layout.guess_types else ())}
+    text |= set() if layout.variable is None else {layout.variable}
+    types = {name: "text" if name in text else "number" for name in kept if name not in guessed}
+    options = csv_options(path, types, kept, delimiter, layout.missing)
+    with damage_named(path, "CSV", _CSV_HINT):
+        table = need("pyarrow.csv", extra="data").read_csv(path, **options)
+    return from_frame(table, layout)
+
+
+def csv_options(
+    path: Path,
+    types: Mapping[str, str],
+    columns: Sequence[str] | None = None,
+    delimiter: str = ",",
+    missing: Sequence[str] = MISSING,
+) -> dict[str, Any]:
+    """Return how `pyarrow.csv.read_csv` is to read a file, or some of its columns.
+
+    Args:
+        path: The file.
+        types: `text` or `number` by column; those of the other columns are guessed.
+        columns: The columns to read; all if not given.
+        delimiter: What stands between cells.
+        missing: Texts that mean missing, besides an empty one.
     """
     pa, csv = need("pyarrow", extra="data"), need("pyarrow.csv", extra="data")
-    layout, path = make_layout(layout, settings), existing_file(path)
-    # Arrow guesses types from the first block only, so numbers are declared as such.
+    # Arrow guesses types from the first block only.
     block_size = min(max(path.stat().st_size, 1 << 20), 1 << 26)
-    options = {"parse_options": csv.ParseOptions(delimiter=delimiter)}
-    options["read_options"] = csv.ReadOptions(block_size=block_size)
-    nulls = {"null_values": list(missing), "strings_can_be_null": True}
-    with damage_named(path, "CSV", _CSV_HINT):
-        with csv.open_csv(path, **options) as reader:
-            kept = columns_to_read(reader.schema.names, layout)
-        numbers = [name for name in kept if name == layout.value or name not in layout.columns]
-        types = dict.fromkeys(numbers, pa.float64())
-        convert = csv.ConvertOptions(include_columns=kept, column_types=types, **nulls)
-        table = csv.read_csv(path, convert_options=convert, **options)
-    return from_frame(table, layout)
+    kinds = {"text": pa.string(), "number": pa.float64()}
+    convert = csv.ConvertOptions(
+        include_columns=columns,
+        column_types={name: kinds[kind] for name, kind in types.items()},
+        null_values=["", *missing],
+        strings_can_be_null=True,
+    )
+    return {
+        "read_options": csv.ReadOptions(block_size=block_size),
+        "parse_options": csv.ParseOptions(delimiter=delimiter),
+        "convert_options": convert,
+    }
+
+
+def csv_names(path: Path, delimiter: str = ",") -> list[str]:
+    """Return the names of the columns of a CSV file."""
+    csv, options = need("pyarrow.csv", extra="data"), csv_options(path, {}, delimiter=delimiter)
+    with damage_named(path, "CSV"), csv.open_csv(path, **options) as reader:
+        return list(reader.schema.names)
 
 
 def read_parquet(
@@ -97,12 +150,23 @@ def read_parquet(
 
 def load_parquet(files: Sequence[Path], columns: Sequence[str] | None = None) -> Any:
     """Return the Arrow table of some Parquet files, or of some of their columns."""
-    pa, parquet = need("pyarrow", extra="data"), need("pyarrow.parquet", extra="data")
-    tables = []
-    for file in files:
-        with damage_named(file):
-            tables.append(parquet.read_table(file, columns=columns))
+    pa, tables = need("pyarrow", extra="data"), []
+    for path in files:
+        with damage_named(path), open_parquet(path) as file:
+            tables.append(file.read(columns))
     return pa.concat_tables(tables)
+
+
+def open_parquet(path: Path) -> Any:
+    """Return an open Parquet file; damaged pages are refused if it has checksums of them."""
+    parquet = need("pyarrow.parquet", extra="data")
+    file = parquet.ParquetFile(path, page_checksum_verification=True)
+    # The footer says it twice and has no checksum; Arrow would leave out rows.
+    count = range(file.metadata.num_row_groups)
+    if sum(file.metadata.row_group(number).num_rows for number in count) != file.metadata.num_rows:
+        file.close()
+        raise OSError("its row groups do not have as many rows as it says")
+    return file
 
 
 def parquet_files(path: str | Path) -> list[Path]:
@@ -122,6 +186,7 @@ def parquet_schema(files: Sequence[Path]) -> Any:
     for path in files:
         with damage_named(path):
             schema = parquet.read_schema(path)
+            refuse_twice(schema.names)
         first = first or schema
         if not schema.equals(first, check_metadata=False):
             differ = set(map(str, schema)) ^ set(map(str, first))
@@ -147,8 +212,12 @@ def damage_named(path: Path, kind: str = "Parquet", hint: str = "") -> Iterator[
     """Name the file in errors of Arrow; `hint` says what to do about entries that are text."""
     try:
         yield
-    except (need("pyarrow", extra="data").ArrowInvalid, OSError) as error:
+    except (need("pyarrow", extra="data").ArrowException, OSError, UnicodeDecodeError) as error:
+        if isinstance(error, MemoryError):
+            raise
         what = hint if "conversion error" in str(error) else ""
+        is_encoding = isinstance(error, UnicodeDecodeError) or "UTF8" in str(error)
+        what = _ENCODING_HINT if is_encoding else what
         why = f"it may be cut off, or have another format: {error}{what}"
         raise UnreadableFileError(f"{path} cannot be read as {kind}; {why}") from error
 
@@ -183,20 +252,28 @@ def load_npz(path: str | Path) -> IrregularSeries:
     path = existing_file(path)
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in archive.files}
-    except (zipfile.BadZipFile, ValueError, OSError, EOFError, zlib.error) as error:
+            names = [name for name in (*_NPZ_ARRAYS, "description") if name in archive.files]
+            foreign = sorted(set(archive.files) - set(names))
+            arrays = {name: archive[name] for name in names}
+    except (*_NO_ARCHIVE, ValueError, OSError, EOFError, TypeError) as error:
         why = f"it may be cut off, or hold pickled objects: {error}"
         raise UnreadableFileError(f"{path} cannot be read as npz; {why}") from error
     try:
-        description = json.loads(str(arrays.pop("description")))
-        if description.pop("format") != NPZ_FORMAT:
-            raise ValueError(f"the format is not {NPZ_FORMAT!r}")
+        description = json.loads(str(arrays.pop("description", "null")))
+        if not isinstance(description, dict) or description.pop("format", None) != NPZ_FORMAT:
+            raise ValueError(f"its description does not say {NPZ_FORMAT!r}")
+        if foreign or not arrays.keys() >= {*_NPZ_ARRAYS[:3]}:
+            raise ValueError("it has other members")
+        for name, kind in _NPZ_DESCRIPTION.items():
+            if not isinstance(description.get(name), kind) or len(description) != 3:
+                raise ValueError(f"{name} in its description must be a {kind.__name__}")
         axis = TimeAxis.from_dict(description.pop("time_axis"))
         if "static" not in arrays:
             description.pop("static_names")
         return IrregularSeries(**arrays, **description, time_axis=axis)
-    except (KeyError, TypeError, ValueError) as error:
-        cause = f"{path} was not written by save_npz ({error!r}); it holds {name_some(arrays)}"
+    except (TypeError, ValueError, RecursionError) as error:
+        holds = name_some((*arrays, *foreign))
+        cause = f"{path} was not written by save_npz: {error}; it holds {holds}"
         advice = "Build the series from its arrays with IrregularSeries.from_padded or from_arrays"
         raise UnreadableFileError(f"{cause}. {advice}") from error
 
@@ -285,11 +362,15 @@ class _TsFile:
             label = label.strip()
             if not line or not label or label.endswith(")"):
                 raise ValueError("there is no label at the end")
+            if any("\ud800" <= letter <= "\udfff" for letter in label):
+                raise ValueError("the label is not UTF-8")
             if self.classes and label not in self.classes:
                 raise ValueError(f"class {label!r} is not one of {name_some(self.classes)}")
             if self.has_targets and not _is_number(label):
                 raise ValueError(f"the target {label!r} is not a number")
             self.labels.append(float(label) if self.has_targets else label)
+        if "_" in line or not line.isascii():  # Python reads 1_0 as 10, and digits of any script
+            raise ValueError("there is a character that belongs to no number")
         if self.has_timestamps:
             dimensions = [self._read_pairs(part) for part in _BETWEEN.split(line)]
         else:
@@ -316,6 +397,9 @@ class _TsFile:
         stamps = [stamp.strip() for stamp, _ in pairs]
         if stamps and self.is_dated is None:
             self.is_dated = not _is_number(stamps[0])
+        for stamp in stamps if self.is_dated else ():
+            if _is_number(stamp):  # NumPy would read 5 as the year 5
+                raise ValueError(f"the number {stamp} is among the timestamps, which are dates")
         try:
             ticks = np.array(stamps, dtype="datetime64[us]" if self.is_dated else np.float64)
         except ValueError as error:
@@ -329,6 +413,14 @@ class _TsFile:
     def series(self, unit: str = "s", duplicates: Duplicates = "error") -> IrregularSeries:
         """Return the series, at the times or steps of the file."""
         names = tuple(f"dim_{number}" for number in range(len(self.cases[0])))
+        for position, name in enumerate(names):  # once for all series, for a single warning
+            whole = np.concatenate([case[position][1] for case in self.cases])
+            with np.errstate(over="ignore"):  # what does not fit is refused by name
+                narrow = whole.astype(np.float32)
+            warn_of_lost_digits(whole, narrow, f"dimension {name!r}")
+            cuts = np.cumsum([len(case[position][1]) for case in self.cases])[:-1]
+            for case, part in zip(self.cases, np.split(narrow, cuts), strict=True):
+                case[position] = case[position][0], part
         axis, origins = TimeAxis(), None
         rows = self._rows_by_time(names, duplicates) if self.has_timestamps else self._rows()
         if self.is_dated:
@@ -371,14 +463,14 @@ class _TsFile:
 
 def _numbers(texts: list[str]) -> Float[np.ndarray, "N"]:
     try:
-        return np.array(texts, dtype=np.float32)
+        return np.array(texts, dtype=np.float64)
     except ValueError:
         known = ["nan" if text.strip().lower() in _MISSING else text for text in texts]
-        return np.array(known, dtype=np.float32)
+        return np.array(known, dtype=np.float64)
 
 
 def _is_number(text: str) -> bool:
     try:
-        return bool(np.isfinite(float(text)))
+        return "_" not in text and text.isascii() and bool(np.isfinite(float(text)))
     except ValueError:
         return False

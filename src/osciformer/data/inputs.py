@@ -50,6 +50,11 @@ def as_series(
                 "a data frame needs a layout that names its columns, such as "
                 "layout=dict(id='patient', time='hour', label='outcome')"
             )
+        if not isinstance(layout, Layout | Mapping):
+            raise TypeError(
+                "layout must be a Layout, or a dict such as dict(id='patient', time='hour'); "
+                f"got {layout!r}"
+            )
         columns = layout if isinstance(layout, Layout) else Layout(**layout)
         table = as_table(X)
         if not set(columns.labels) <= set(table.column_names):

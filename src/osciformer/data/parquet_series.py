@@ -19,7 +19,13 @@ from osciformer._text import name_some
 from osciformer._types import Bool, Float, Int
 from osciformer.data import tables
 from osciformer.data.batches import Batch, check_rank, collate, cut_by_length, even_sizes, pool_size
-from osciformer.data.files import columns_to_read, damage_named, parquet_files, parquet_schema
+from osciformer.data.files import (
+    columns_to_read,
+    damage_named,
+    open_parquet,
+    parquet_files,
+    parquet_schema,
+)
 from osciformer.data.ragged import check_names, check_shape, check_static, offsets_of, positions_of
 from osciformer.data.series import IrregularSeries, add_static, concatenate
 from osciformer.data.tables import Layout
@@ -73,7 +79,7 @@ class ParquetSeries:
         files = parquet_files(path)
         self._groups, schema = _row_groups(files), parquet_schema(files)
         self._columns = columns_to_read(schema.names, layout)
-        self.ids, self._offsets = self._find_series(layout.id)
+        self.ids, self._offsets = self._find_series(layout)
         self._all_ids, self._kept = self.ids, np.ones(len(self.ids), dtype=bool)
         self._blocks = _cut_blocks(self._offsets, chunk_rows)
         self.num_blocks = len(self._blocks) - 1
@@ -136,7 +142,8 @@ class ParquetSeries:
         """Return the label of each series [n] or [n, K], reading only the label column."""
         if not self.layout.labels:
             raise ValueError("the layout names no label column; pass label='...'")
-        layout = Layout(id=self.layout.id, time="", label=self.layout.label)
+        used = {name: getattr(self.layout, name) for name in ("id", "label", "missing")}
+        layout = Layout(time="", **used)
         wanted, found = [layout.id, *layout.labels], []
         for block, table in self._tables(range(self.num_blocks), wanted):
             labels = tables.read_labels(tables.sorted_rows(table, layout), layout)
@@ -204,22 +211,23 @@ class ParquetSeries:
 
     def _decode(self, first: int, names: list[str] | None) -> Iterator[Any]:
         """Yield record batches from the row group on that begins at row `first`."""
-        parquet = need("pyarrow.parquet", extra="data")
         later = (group for group in self._groups if group.start >= first)
         for path, groups in groupby(later, key=lambda group: group.path):
-            with damage_named(path), parquet.ParquetFile(path) as file:
+            with damage_named(path), open_parquet(path) as file:
                 for group in groups:
                     yield from file.iter_batches(
                         BATCH_ROWS, row_groups=[group.number], columns=names, use_threads=False
                     )
 
-    def _find_series(self, id: str) -> tuple[np.ndarray, Int[np.ndarray, "n+1"]]:
+    def _find_series(self, layout: Layout) -> tuple[np.ndarray, Int[np.ndarray, "n+1"]]:
         """Return the ids and where each begins, from runs of equal entries in the id column."""
         pa, pc = need("pyarrow", extra="data"), need("pyarrow.compute", extra="data")
-        ids, starts, position = [], [], 0
+        ids, starts, position, id = [], [], 0, layout.id
         for batch in self._decode(0, [id]):
             column = pa.chunked_array([batch.column(0)])
-            codes, entries = tables.read_full_codes(column, id, "an id", first_row=position)
+            codes, entries = tables.read_full_codes(
+                column, id, "an id", first_row=position, missing=layout.missing
+            )
             begins = np.flatnonzero(np.diff(codes, prepend=-1))
             if len(begins) > len(entries):
                 _refuse_scattered(entries[codes[begins]], id)
@@ -237,9 +245,10 @@ class ParquetSeries:
 
     def _name_features(self, layout: Layout, schema: Any) -> Layout:
         """Return the layout with all features by name, which no single chunk needs to show."""
-        pa, found = need("pyarrow", extra="data"), set[str]()
-        for batch in self._decode(0, [layout.variable]) if layout.variable else ():
-            found.update(map(str, tables.read_codes(pa.chunked_array([batch.column(0)]))[1]))
+        pa, found, name = need("pyarrow", extra="data"), set[str](), layout.variable
+        for batch in self._decode(0, [name]) if name else ():
+            column = pa.chunked_array([batch.column(0)])
+            found.update(map(str, tables.read_codes(column, str(name), missing=layout.missing)[1]))
         variables = sorted(found) if layout.is_narrow else None
         names = tables.feature_names(schema.empty_table(), layout, variables)
         return layout.replace(values=names, allow_absent=layout.allow_absent or layout.is_narrow)

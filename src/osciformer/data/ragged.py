@@ -6,6 +6,7 @@ begins, followed by T.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -16,6 +17,11 @@ from osciformer._text import check_choice, name_some
 from osciformer._types import Float, Int
 
 Duplicates = Literal["error", "mean", "last", "keep"]
+# Beyond these a float64 and a float32 cannot tell neighbouring integers apart.
+EXACT_INTEGER, EXACT_IN_FLOAT32 = 2**53, 2**24
+
+
+DATES_AS_LABELS = "Make them text for classes, or numbers, such as days, for targets"
 
 
 class Rows(NamedTuple):
@@ -108,7 +114,11 @@ def check_shape(name: str, array: np.ndarray, *shapes: tuple[int | str, ...]) ->
 
 
 def as_float_array(name: str, array: Any, dtype: Any, *shapes: tuple[int | str, ...]) -> np.ndarray:
-    """Return the array as floats, of one of the shapes if any are given."""
+    """Return the array as floats, of one of the shapes if any are given.
+
+    Whole numbers beyond 2**53 are refused in float64, and those that lose digits in float32 make a
+    warning.
+    """
     source = np.asarray(array)
     if source.dtype.kind not in "fiub":
         raise TypeError(
@@ -117,8 +127,37 @@ def as_float_array(name: str, array: Any, dtype: Any, *shapes: tuple[int | str, 
         )
     if shapes:
         check_shape(name, source, *shapes)
+    if source.dtype.kind in "iu" and dtype != np.float32:
+        far = (source > EXACT_INTEGER) | (source < -EXACT_INTEGER)
+        if far.any():
+            raise ValueError(
+                f"{name} must not be integers beyond 2**53, where float64 cannot tell neighbours "
+                f"apart; got {source[far][0]}. Count from a later time, such as the first one"
+            )
     with np.errstate(over="ignore"):  # what does not fit becomes inf, which is refused by name
-        return np.ascontiguousarray(source, dtype=dtype)
+        floats = np.ascontiguousarray(source, dtype=dtype)
+    if dtype == np.float32:
+        warn_of_lost_digits(source, floats, name)
+    return floats
+
+
+def warn_of_lost_digits(source: np.ndarray, narrow: Float[np.ndarray, "..."], what: str) -> None:
+    """Warn if whole numbers lost digits when they became float32; `what` names them."""
+    if source.dtype.kind not in "iuf" or source.dtype == np.float32:
+        return
+    far = (source > EXACT_IN_FLOAT32) | (source < -EXACT_IN_FLOAT32)
+    if source.dtype.kind == "f":  # beyond 2**53 it is a large quantity, not a count
+        far &= (np.abs(source) <= EXACT_INTEGER) & (np.floor(source) == source)
+    wide, kept = source[far], narrow[far]
+    with np.errstate(invalid="ignore"):  # the largest integers round up to more than they can be
+        lost = np.flatnonzero(kept.astype(source.dtype) != wide)
+    if len(lost):
+        warnings.warn(
+            f"{what}: {len(lost)} whole numbers beyond 2**24 lose digits, since values are float32,"
+            f" such as {int(wide[lost[0]])}, which becomes {int(kept[lost[0]])}. Subtract an "
+            "offset, or leave the column out if it is a code",
+            stacklevel=2,
+        )
 
 
 def as_plain_array(name: str, array: Any) -> np.ndarray:
@@ -133,6 +172,16 @@ def as_plain_array(name: str, array: Any) -> np.ndarray:
     if array.dtype.kind not in "biufUM":
         raise TypeError(f"{name} must be numbers or text; got {array.dtype}")
     return array
+
+
+def check_distinct(ids: Any) -> None:
+    """Refuse ids, if any are given, that name two series alike."""
+    if ids is None:
+        return
+    entries, counts = np.unique(as_plain_array("ids", ids), return_counts=True)
+    if (counts > 1).any():
+        twice = f"{name_some(entries[counts > 1])} occurs more than once"
+        raise ValueError(f"ids must differ from each other; {twice}. Join those series first")
 
 
 def check_offsets(offsets: Int[np.ndarray, "n+1"], num_rows: int) -> None:
@@ -210,6 +259,8 @@ def check_labels(labels: Any, num_series: int) -> np.ndarray:
     """Return labels as an array [n], or real targets as [n, K], without missing ones."""
     labels = as_plain_array("labels", labels)
     check_shape("labels", labels, (num_series,), (num_series, "K"))
+    if labels.dtype.kind == "M":
+        raise TypeError(f"labels must be numbers or text; got dates. {DATES_AS_LABELS}")
     if labels.ndim == 2 and labels.dtype.kind not in "fiub":
         raise TypeError(f"labels [n, K] must be real targets; got {labels.dtype}")
     if labels.dtype.kind == "f":

@@ -14,7 +14,14 @@ from osciformer._optional import need
 from osciformer._text import check_choice, name_some
 from osciformer._types import Float, Int
 from osciformer.data import ragged
-from osciformer.data.ragged import Duplicates, Rows, as_float_array, offsets_of, series_of_rows
+from osciformer.data.ragged import (
+    EXACT_INTEGER,
+    Duplicates,
+    Rows,
+    as_float_array,
+    offsets_of,
+    series_of_rows,
+)
 
 Empty = Literal["error", "drop", "keep"]
 TimeKind = Literal["number", "datetime", "duration"]
@@ -23,8 +30,6 @@ TimeOrigin = Literal["absolute", "series"]
 # Nanoseconds of each unit, so that ratios are exact integers or their inverses.
 _SECONDS = {"s": 1, "min": 60, "h": 3600, "d": 86400}
 NANOSECONDS = {"ns": 1, "us": 10**3, "ms": 10**6} | {k: n * 10**9 for k, n in _SECONDS.items()}
-# Beyond this a float64 cannot tell neighbouring integers apart.
-EXACT_INTEGER = 2**53
 
 
 @dataclass(frozen=True)
@@ -73,8 +78,18 @@ class TimeAxis:
         """Return times [T] in `unit` from ticks [T] and, for `origin="series"`, their origins."""
         # Integers are subtracted as integers: that is exact even for nanoseconds since 1970.
         since = ticks if origins is None else ticks - origins
+        if origins is not None and np.issubdtype(since.dtype, np.integer):
+            wrapped = (since < 0) != (ticks < origins)
+            if wrapped.any():
+                where = np.unravel_index(np.argmax(wrapped), wrapped.shape)
+                first = np.broadcast_to(origins, wrapped.shape)[where]
+                raise ValueError(
+                    f"times from {first} to {ticks[where]} span more than 64 bits can hold; one of "
+                    "them is not a time, or stands for a missing one. Drop its row"
+                )
         if self.kind == "number" and np.issubdtype(since.dtype, np.integer):
-            far = np.abs(since) > EXACT_INTEGER
+            # Not by `abs`, which leaves the lowest integer negative.
+            far = (since > EXACT_INTEGER) | (since < -EXACT_INTEGER)
             if far.any():
                 raise advise(
                     ValueError,
@@ -196,12 +211,14 @@ class IrregularSeries:
             sort: Sort each series by time; otherwise unsorted times are an error.
             duplicates: For equal times: `error`, `keep`, or `mean` or `last` of each feature.
             empty: For series without any value: `error`, `drop` or `keep`.
-            **others: `ids`, `static`, `labels` and the other arguments of the class.
+            **others: `ids` (each a different one), `static`, `labels` and the other arguments of
+                the class.
 
         Example:
             >>> IrregularSeries.from_arrays([[0.0, 1.0], [0.5]], [[1.0, 2.0], [3.0]])
             IrregularSeries(2 series, 3 observations of 1 feature, lengths 1 to 2)
         """
+        ragged.check_distinct(others.get("ids"))
         rows = ragged.flatten(times, values)
         if sort:
             order = np.lexsort((rows.times, series_of_rows(rows.offsets)))
@@ -229,6 +246,7 @@ class IrregularSeries:
             empty: For series without any value: `error`, `drop` or `keep`.
             **others: Arguments of the class.
         """
+        ragged.check_distinct(others.get("ids"))
         values = as_float_array("values", values, np.float32, ("n", "N", "F"))
         count, width = values.shape[:2]
         steps = np.arange(width)

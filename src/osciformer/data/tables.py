@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, NamedTuple, get_args
@@ -23,6 +24,11 @@ from osciformer.data.series import (
     TimeOrigin,
 )
 
+#: Texts that mean that nothing is known, in every table; an empty one always does.
+MISSING = ("", "NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "NULL", "null", "?")
+# A longer id or class is most likely a table with a quotation mark too few.
+LONGEST_ENTRY = 1000
+
 # The code of each row's entry [T], and the distinct entries.
 Codes = tuple[Int[np.ndarray, "T"], np.ndarray]
 
@@ -42,7 +48,7 @@ class Layout:
     variable: str | None = None  #: Column with the name of the variable, in the narrow layout.
     value: str | None = None  #: Column with its value, in the narrow layout.
     static: Sequence[str] = ()  #: Columns (or variables) that have one value per series.
-    #: Column of classes or targets, constant within a series; or a list of real targets.
+    #: Column of classes or of a target, constant within a series; or a list of real targets.
     label: str | Sequence[str] | None = None
     unit: str = "s"  #: Unit of dates and durations as numbers: ns, us, ms, s, min, h or d.
     #: `series`, each series begins at time 0; `absolute`, numbers stay as they are and dates count
@@ -54,15 +60,31 @@ class Layout:
     duplicates: Duplicates | None = None
     empty: Empty = "error"  #: For series without any value: `error`, `drop` or `keep`.
     allow_absent: bool = False  #: Take features that the table lacks as missing throughout.
+    #: Texts that mean missing, besides an empty one, for ids, classes and names in any table, and
+    #: for numbers in CSV.
+    missing: Sequence[str] = MISSING
+    #: Read ids and classes of CSV as numbers if they look like some, so that 007 and 7 are the
+    #: same; otherwise they are text, exactly as they are written.
+    guess_types: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("values", "static"):
+        for name in ("id", "time", "variable", "value"):
             given = getattr(self, name)
-            if isinstance(given, str):
-                raise TypeError(f"{name} must be a list of names; got {given!r}. Use [{given!r}]")
+            if not isinstance(given, str) and (given is not None or name in ("id", "time")):
+                hint = "" if given is None else f". Use {str(given)!r}"
+                raise TypeError(f"{name} must be the name of a column, a text; got {given!r}{hint}")
+        for name in ("values", "static", "missing"):
+            given = getattr(self, name)
+            if isinstance(given, str) or not isinstance(given, Iterable | None):
+                hint = f" Use [{str(given)!r}]"
+                raise TypeError(f"{name} must be a list of names; got {given!r}.{hint}")
             object.__setattr__(self, name, None if given is None else tuple(map(str, given)))
-        if self.label is not None and not isinstance(self.label, str):
-            object.__setattr__(self, "label", tuple(map(str, self.label)))
+        label: Any = self.label
+        if not isinstance(label, Iterable | None):
+            hint = f"Use {str(label)!r}"
+            raise TypeError(f"label must be the name of a column; got {label!r}. {hint}")
+        if label is not None and not isinstance(label, str):
+            object.__setattr__(self, "label", tuple(map(str, label)))
         if (self.variable is None) != (self.value is None):
             raise ValueError(
                 "variable and value belong together: one names the column of names, the other the "
@@ -122,6 +144,10 @@ class Layout:
 
 def make_layout(layout: Layout | None, columns: dict[str, Any]) -> Layout:
     """Return the layout with some settings changed, or the one that the settings describe."""
+    if not isinstance(layout, Layout | None):
+        raise TypeError(
+            f"layout must be a Layout, such as Layout(id='patient', time='hour'); got {layout!r}"
+        )
     return Layout(**columns) if layout is None else replace(layout, **columns)
 
 
@@ -164,8 +190,11 @@ def join_frame(
     id: str,
     label: str | Sequence[str] | None = None,
     static: Sequence[str] | None = None,
+    missing: Sequence[str] = MISSING,
 ) -> IrregularSeries:
     """Return the series with labels or static features from a table with a row per series.
+
+    If only one of the two has ids that are text, as those of CSV are, 7 there is '7' here.
 
     Args:
         series: The series; those whose id the table lacks are an error.
@@ -173,18 +202,19 @@ def join_frame(
         id: Column of ids.
         label: Label column, or several columns of real targets; None keeps the labels.
         static: Columns of static features; None keeps the static features.
+        missing: Texts that mean missing, as in `Layout`.
     """
-    layout, table = Layout(id=id, time="", label=label, static=static or ()), as_table(frame)
+    layout = Layout(id=id, time="", label=label, static=static or (), missing=missing)
+    table = as_table(frame)
     check_columns(table.column_names, (id, *layout.labels, *layout.static))
     rows = sorted_rows(table, layout)
-    if (series.ids.dtype.kind == "U") != (rows.ids.dtype.kind == "U"):
-        kinds = f"{series.ids.dtype} and column {id!r} holds {rows.ids.dtype}"
-        raise TypeError(f"ids of the series are {kinds}; make them the same")
-    position = {entry: number for number, entry in enumerate(rows.ids.tolist())}
-    missing = [entry for entry in series.ids.tolist() if entry not in position]
-    if missing:
-        raise ValueError(f"column {id!r} lacks {len(missing)} ids: {name_some(missing)}")
-    pick = np.array([position[entry] for entry in series.ids.tolist()], dtype=np.int64)
+    ours, theirs = (ids.tolist() for ids in as_same_kind(series.ids, rows.ids))
+    position = {entry: number for number, entry in enumerate(theirs)}
+    absent = [entry for entry in ours if entry not in position]
+    if absent:
+        has = f"it has ids such as {name_some(theirs[:1])}"
+        raise ValueError(f"column {id!r} lacks {len(absent)} ids: {name_some(absent)}; {has}")
+    pick = np.array([position[entry] for entry in ours], dtype=np.int64)
     changes: dict[str, Any] = {}
     if label is not None:
         changes["labels"] = read_labels(rows, layout, pick)
@@ -192,6 +222,20 @@ def join_frame(
         changes["static"] = np.asarray(_read_static(rows, layout))[pick]
         changes["static_names"] = layout.static
     return series.replace(**changes)
+
+
+def as_same_kind(ids: np.ndarray, others: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return two arrays of ids, both as text if only one of them is: 7 is '7', and not '07'."""
+    if (ids.dtype.kind == "U") == (others.dtype.kind == "U"):
+        return ids, others
+
+    def as_text(some: np.ndarray) -> np.ndarray:
+        # Whole numbers are floats in a column of pandas that had a gap once.
+        is_whole = some.dtype.kind == "f" and (np.abs(some) < ragged.EXACT_INTEGER).all()
+        whole = some.astype(np.int64) if is_whole else some
+        return (whole if (whole == some).all() else some).astype(np.str_)
+
+    return as_text(ids), as_text(others)
 
 
 class _Variables(NamedTuple):
@@ -224,7 +268,8 @@ class SortedRows:
 
 def sorted_rows(table: Any, layout: Layout) -> SortedRows:
     """Return the rows by series, in order of appearance, and by time if the table has times."""
-    codes, ids = read_full_codes(table.column(layout.id), layout.id, "an id")
+    column, missing = table.column(layout.id), layout.missing
+    codes, ids = read_full_codes(column, layout.id, "an id", missing=missing)
     ticks, axis = np.zeros(len(codes)), TimeAxis()
     if layout.time in table.column_names:
         ticks, axis = read_times(table.column(layout.time), layout)
@@ -245,7 +290,8 @@ def sorted_rows(table: Any, layout: Layout) -> SortedRows:
     if not layout.is_narrow:
         return rows
     name = str(layout.variable)
-    codes, names = read_full_codes(table.column(name), name, "the name of a variable")
+    column = table.column(name)
+    codes, names = read_full_codes(column, name, "the name of a variable", missing=missing)
     values = rows.numbers(str(layout.value), "value")
     return replace(rows, variables=_Variables(tuple(map(str, names)), rows.sort(codes), values))
 
@@ -332,7 +378,8 @@ def read_labels(
         return None
     read = []
     for name in layout.labels:
-        codes, entries = read_codes(rows.table.column(name))
+        codes, entries = read_codes(rows.table.column(name), name, missing=layout.missing)
+        _check_label_kind(entries, name, is_target=not isinstance(layout.label, str))
         known = np.where(codes >= 0, codes, np.nan).astype(np.float64)
         chosen = slice(None) if pick is None else pick
         low, high = (edge[chosen] for edge in _range_per_series(rows.sort(known), rows))
@@ -354,10 +401,24 @@ def read_labels(
     return read[0] if isinstance(layout.label, str) else np.stack(read, axis=1)
 
 
+def _check_label_kind(entries: np.ndarray, name: str, *, is_target: bool) -> None:
+    """Refuse dates as labels, and all but numbers as real targets."""
+    if entries.dtype.kind == "M":
+        first = f"dates such as {entries[0]!s}" if len(entries) else "dates"
+        raise TypeError(f"label column {name!r} holds {first}. {ragged.DATES_AS_LABELS}")
+    if is_target and entries.dtype.kind not in "biuf":
+        found = f"it holds text such as {entries[0]!s}" if len(entries) else "it is text"
+        raise TypeError(
+            f"label column {name!r} must hold numbers, since a list of labels means real targets; "
+            f"{found}. Name a single column, not in a list, for classes"
+        )
+
+
 def as_table(frame: Any) -> Any:
     """Return a `pyarrow.Table` of a data frame, without a copy if the library allows it."""
     pa = need("pyarrow", extra="data")
     if isinstance(frame, pa.Table):
+        refuse_twice(frame.column_names)
         return frame
     if type(frame).__name__ == "LazyFrame":
         raise TypeError("frame is a lazy one, without data yet; pass frame.collect()")
@@ -368,8 +429,10 @@ def as_table(frame: Any) -> Any:
         )
     try:
         return pa.table(frame)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, ValueError) as error:
+    except (pa.ArrowNotImplementedError, TypeError, ValueError) as error:
         advice = "A column of one type, and names that differ from each other, are needed"
+        if "sparse" in str(error).lower():
+            advice = "Make it dense first: frame.sparse.to_dense()"
         raise ValueError(f"frame cannot be read as an Arrow table: {error}. {advice}") from error
 
 
@@ -381,8 +444,16 @@ def check_columns(present: Sequence[str], wanted: Iterable[str], *, what: str = 
             raise ValueError(f"there is no {what} {name!r}; {hint}")
 
 
+def refuse_twice(present: Sequence[str]) -> None:
+    """Refuse a table with two columns of one name."""
+    twice = sorted(name for name, count in Counter(present).items() if count > 1)
+    if twice:
+        raise ValueError(f"several columns are called {name_some(twice)}; rename all but one")
+
+
 def check_layout(present: Sequence[str], layout: Layout) -> None:
     """Refuse a layout whose columns a table lacks; features of the narrow layout are no columns."""
+    refuse_twice(present)
     check_columns(present, layout.columns)
     if not layout.is_narrow and not layout.allow_absent:
         check_columns(present, (*(layout.values or ()), *layout.static))
@@ -403,26 +474,67 @@ def read_numbers(column: Any, name: str, *, role: str) -> Float[np.ndarray, "T"]
         )
     if types.is_boolean(kind) or types.is_decimal(kind):  # Arrow has no direct cast to float32
         column = pc.cast(column, pa.int8() if types.is_boolean(kind) else pa.float64())
-    return np.asarray(pc.cast(column, pa.float32(), safe=False))
+    narrow = np.asarray(pc.cast(column, pa.float32(), safe=False))
+    ragged.warn_of_lost_digits(np.asarray(column), narrow, f"{role} column {name!r}")
+    return narrow
 
 
-def read_codes(column: Any) -> Codes:
-    """Return the code of each row's entry (-1 for null and NaN), and the entries as they appear."""
+def read_codes(column: Any, name: str, *, missing: Sequence[str] = MISSING) -> Codes:
+    """Return the code of each row's entry (-1 if missing), and the entries as they appear.
+
+    Missing are null, NaN, and text that is one of `missing` or blank; other text stays as it is.
+    """
     pa, pc = need("pyarrow", extra="data"), need("pyarrow.compute", extra="data")
-    column = _decode(column)
-    if pa.types.is_floating(column.type):
+    column, types = _decode(column), pa.types
+    is_plain = (types.is_integer, types.is_floating, types.is_boolean, types.is_null)
+    is_other = (types.is_date, types.is_timestamp, types.is_decimal)
+    is_text = _kind_of(column.type) == "text"
+    if not is_text and not any(is_kind(column.type) for is_kind in (*is_plain, *is_other)):
+        raise TypeError(
+            f"column {name!r} holds {column.type} such as {_example(column)!r}, which cannot be an "
+            "id, a class or a name; make it a column of text or of numbers"
+        )
+    if types.is_floating(column.type):
         column = pc.if_else(pc.is_nan(column), None, column)
     encoded = column.dictionary_encode().unify_dictionaries()
     if encoded.num_chunks == 0:
         return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
     codes = np.concatenate([np.asarray(chunk.indices.fill_null(-1)) for chunk in encoded.chunks])
-    entries = encoded.chunk(0).dictionary.to_numpy(zero_copy_only=False)
-    return codes.astype(np.int64), entries.astype(np.str_) if entries.dtype == object else entries
+    codes, distinct = codes.astype(np.int64), encoded.chunk(0).dictionary
+    if is_text:
+        _check_text(distinct, name)
+        empty = pa.array({"", *missing}, distinct.type)
+        known = ~np.asarray(pc.is_in(pc.utf8_trim_whitespace(distinct), empty), dtype=bool)
+        # The last number is for code -1.
+        codes = np.append(np.where(known, np.cumsum(known) - 1, -1), -1)[codes]
+        distinct = distinct.filter(pa.array(known))
+    entries = distinct.to_numpy(zero_copy_only=False)
+    return codes, entries.astype(np.str_) if entries.dtype == object else entries
 
 
-def read_full_codes(column: Any, name: str, what: str, *, first_row: int = 0) -> Codes:
+def _check_text(entries: Any, name: str) -> None:
+    """Refuse text that NumPy would change or that is no text: bad UTF-8, NUL, endless entries."""
+    pa, pc = need("pyarrow", extra="data"), need("pyarrow.compute", extra="data")
+    try:
+        entries.validate(full=True)
+    except pa.ArrowInvalid as error:
+        advice = "Write the table again with text in UTF-8"
+        raise ValueError(f"column {name!r} holds bytes that are not UTF-8. {advice}") from error
+    longest = pc.max(pc.utf8_length(entries)).as_py() or 0
+    if longest > LONGEST_ENTRY:
+        raise ValueError(
+            f"column {name!r} has an entry of {longest} characters, and ids, classes and names may "
+            f"have {LONGEST_ENTRY}; a quotation mark may be missing in the table"
+        )
+    if pc.any(pc.match_substring(entries, "\0")).as_py():
+        raise ValueError(f"column {name!r} has an entry with a NUL character; remove it")
+
+
+def read_full_codes(
+    column: Any, name: str, what: str, *, first_row: int = 0, missing: Sequence[str] = MISSING
+) -> Codes:
     """Return what `read_codes` does, and refuse rows without an entry; `what` is for messages."""
-    codes, entries = read_codes(column)
+    codes, entries = read_codes(column, name, missing=missing)
     if (codes < 0).any():
         count, first = int((codes < 0).sum()), first_row + int(np.argmin(codes))
         rows = f"{count} rows without {what}, the first is row {first}"
@@ -453,7 +565,13 @@ def read_times(column: Any, layout: Layout) -> tuple[np.ndarray, TimeAxis]:
             )
         # In 64 bits, so that differences of small integers cannot overflow.
         wide = pa.int64() if types.is_integer(column.type) else pa.float64()
-        return np.asarray(pc.cast(column, wide)), TimeAxis(origin=origin)
+        try:
+            return np.asarray(pc.cast(column, wide)), TimeAxis(origin=origin)
+        except pa.ArrowInvalid as error:
+            raise ValueError(
+                f"column {layout.time!r} has times up to {pc.max(column)}, of type {column.type}, "
+                "which no 64-bit integer can be; count from a later time, or in a larger unit"
+            ) from error
     zone = getattr(column.type, "tz", None)  # durations have none
     axis = TimeAxis(kind, layout.unit, column.type.unit, zone, origin)
     return np.asarray(pc.cast(column, pa.int64())), axis
@@ -504,4 +622,7 @@ def _kind_of(kind: Any) -> str:
 
 def _example(column: Any) -> Any:
     present = column.drop_null()
-    return present[0].as_py() if len(present) else None
+    try:
+        return present[0].as_py() if len(present) else None
+    except UnicodeDecodeError:  # text of a file that another program wrote need not be text
+        return present[0].as_buffer().to_pybytes()

@@ -86,6 +86,8 @@ class NextEvents:
         columns = {name: getattr(self, name) for name in (*names, "survival")}
         for number, name in enumerate(self.type_names):
             columns[f"probability_{name}"] = self.type_probability[:, number]
+        if id in columns:
+            raise ValueError(f"id must not be {id!r}, a predicted column; choose another name")
         return {id: self.ids, **columns}
 
     def to_frame(self, library: str = "pandas", *, id: str = "id") -> Any:
@@ -442,6 +444,9 @@ def as_events(
     elif isinstance(X, list | tuple):
         found = EventSequences.from_arrays(*split_pairs(X, "types", "sequences"))
     elif is_table(X):
+        if not isinstance(layout, Mapping | None):
+            form = "dict(id='user', time='hour', type='page')"
+            raise TypeError(f"layout must be a dict such as {form}; got {layout!r}")
         settings = dict(layout or {})
         if type_names is not None and settings.get("type", "type") is not None:
             settings |= {"type_names": tuple(type_names), "num_types": len(type_names)}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from numbers import Real
 from typing import Any, ClassVar
 
 import numpy as np
@@ -13,7 +14,7 @@ from osciformer._optional import need
 from osciformer._text import name_some
 from osciformer._types import Float, Int
 from osciformer.data.inputs import SeriesData, check_weight, labels_of
-from osciformer.data.ragged import as_plain_array
+from osciformer.data.ragged import DATES_AS_LABELS, as_plain_array
 from osciformer.estimators.base import ClassifierMixin, RegressorMixin
 
 
@@ -30,11 +31,11 @@ class SeriesClassifier(ClassifierMixin):
         if labels.ndim != 1:
             shape = list(labels.shape)
             raise ValueError(f"a classifier takes one label per series; got y of shape {shape}")
-        if labels.dtype.kind == "f" and (labels != np.round(labels)).any():
+        fractions = _fractions(labels)
+        if len(fractions):
             raise advise(
                 ValueError,
-                "y looks like a real target, not a class: it holds "
-                f"{labels[labels % 1 != 0][0]!s}. Use ",
+                f"y looks like a real target, not a class: it holds {fractions[0]!s}. Use ",
                 Mention("task", "regression", self._regressor),
                 ", or turn y into classes",
             )
@@ -86,15 +87,8 @@ class SeriesRegressor(RegressorMixin):
     _outputs: Callable[[SeriesData], np.ndarray]  # the scaled targets [n, K]
 
     def _learn(self, data: SeriesData, y: Any) -> Float[np.ndarray, "n K"]:
-        labels = read_labels(data, y)
+        labels = as_targets(read_labels(data, y), self._classifier)
         self.is_single_target_ = labels.ndim == 1
-        if labels.dtype.kind not in "fiub":
-            raise advise(
-                TypeError,
-                f"a regressor takes numbers as y; got {labels.dtype}. Use ",
-                Mention("task", "classification", self._classifier),
-                " for classes",
-            )
         columns = labels.reshape(len(labels), -1).astype(np.float64)
         self.target_center_, scale = columns.mean(axis=0), columns.std(axis=0)
         is_constant = scale <= 1e-9 * np.abs(self.target_center_) + 1e-30
@@ -102,7 +96,8 @@ class SeriesRegressor(RegressorMixin):
         return self._encode(labels)
 
     def _encode(self, labels: np.ndarray) -> np.ndarray:
-        scaled = (labels.reshape(len(labels), -1) - self.target_center_) / self.target_scale_
+        columns = as_targets(labels, self._classifier).reshape(len(labels), -1)
+        scaled = (columns - self.target_center_) / self.target_scale_
         numbers: np.ndarray = scaled.astype(np.float32)
         return numbers
 
@@ -119,7 +114,8 @@ class SeriesRegressor(RegressorMixin):
         data = self._validate(X)
         weight = check_weight(sample_weight, len(data))
         r2_score = need("sklearn.metrics", extra="train").r2_score
-        return float(r2_score(read_labels(data, y), self._values(data), sample_weight=weight))
+        truth = as_targets(read_labels(data, y), self._classifier)
+        return float(r2_score(truth, self._values(data), sample_weight=weight))
 
     def _task_state(self) -> dict[str, Any]:
         center, scale = self.target_center_.tolist(), self.target_scale_.tolist()
@@ -148,6 +144,8 @@ def read_labels(data: SeriesData, y: Any) -> np.ndarray:
     if labels.ndim not in (1, 2) or len(labels) != len(data):
         shape = list(labels.shape)
         raise ValueError(f"y must have {len(data)} entries, one per series; got shape {shape}")
+    if labels.dtype.kind == "M":
+        raise TypeError(f"y must be numbers or text; got dates. {DATES_AS_LABELS}")
     if labels.dtype.kind == "f":
         _refuse_missing(~np.isfinite(labels.reshape(len(data), -1)).all(axis=1))
     return labels
@@ -161,15 +159,86 @@ def _refuse_missing(missing: np.ndarray) -> None:
         )
 
 
+def _fractions(labels: np.ndarray) -> np.ndarray:
+    """Return labels with a fraction; of text, only if they hardly repeat and all are numbers."""
+    if labels.dtype.kind == "U" and 2 * len(np.unique(labels)) > len(labels):
+        try:
+            labels = labels.astype(np.float64)
+        except ValueError:
+            return labels[:0]
+    return labels[labels % 1 != 0] if labels.dtype.kind == "f" else labels[:0]
+
+
+def as_targets(labels: np.ndarray, classifier: str) -> np.ndarray:
+    """Return real targets, also those that are text such as '1.5'; `classifier` is for others."""
+    if labels.dtype.kind in "fiub":
+        return labels
+    numbers = [None if number is None else float(number) for number in map(_as_number, labels.flat)]
+    if None in numbers:
+        raise advise(
+            TypeError,
+            f"a regressor takes numbers as y; got {name_some([labels.flat[numbers.index(None)]])}. "
+            "Use ",
+            Mention("task", "classification", classifier),
+            " for classes",
+        )
+    targets = np.array(numbers, dtype=np.float64).reshape(labels.shape)
+    _refuse_missing(np.asarray(~np.isfinite(targets.reshape(len(labels), -1)).all(axis=1)))
+    return targets
+
+
+def _as_number(text: Any) -> Any:
+    """Return the number or truth value that a text means; None if it means none."""
+    if not isinstance(text, str):
+        return text
+    word = text.strip().lower()
+    if word in ("true", "false"):
+        return word == "true"
+    try:
+        # Python would read 1_0 as 10.
+        return None if "_" in word else int(word) if word.lstrip("+-").isdecimal() else float(word)
+    except ValueError:
+        return None
+
+
+def find_classes(labels: Iterable[Any], classes: np.ndarray) -> list[int]:
+    """Return the position of each label among the classes, or -1.
+
+    Classes that are numbers or truth values are also found by text, and the other way round: CSV
+    has text only, Parquet has types, and a flag is text whatever it names.
+
+    Example:
+        >>> find_classes(["1", "01", "true", "?"], np.array([0, 1]))
+        [1, 1, 1, -1]
+        >>> find_classes([1, 1.0, True, 2], np.array(["1", "True"]))
+        [0, 0, 1, -1]
+    """
+    position = {name: number for number, name in enumerate(classes.tolist())}
+    is_text = classes.dtype.kind == "U"
+
+    def find(label: Any) -> int:
+        names: tuple[Any, ...] = (label,) if isinstance(label, str) else (str(label),)
+        if not is_text:
+            names = (_as_number(label),)
+        elif isinstance(label, bool):
+            names = (str(label), str(label).lower(), str(label).upper())
+        elif isinstance(label, float) and label.is_integer():
+            names = (str(label), str(int(label)))
+        return next((position[name] for name in names if name in position), -1)
+
+    return [find(label.item() if hasattr(label, "item") else label) for label in labels]
+
+
 def encode_classes(labels: np.ndarray, classes: np.ndarray) -> Int[np.ndarray, "n"]:
     """Return the position of each label among the classes, and refuse an unknown one."""
-    unknown = ~np.isin(labels, classes)
-    if unknown.any():
+    entries, numbers = np.unique(labels, return_inverse=True)
+    positions = np.array(find_classes(entries, classes), dtype=np.int64)
+    if (positions < 0).any():
         raise ValueError(
-            f"y has labels that were not there in fit: {name_some(np.unique(labels[unknown]))}; "
+            f"y has labels that were not there in fit: {name_some(entries[positions < 0])}; "
             f"the classes are {name_some(classes)}"
         )
-    return np.searchsorted(classes, labels)
+    return positions[numbers.reshape(labels.shape)]
 
 
 def weigh_classes(
@@ -179,13 +248,25 @@ def weigh_classes(
     if given is None:
         return None
     if isinstance(given, Mapping):
-        unknown = [label for label in given if label not in classes]
+        named = dict(zip(given, find_classes(given, classes), strict=True))
+        unknown = [label for label, position in named.items() if position < 0]
         if unknown:
             raise ValueError(
                 f"class_weight names {name_some(unknown)}, which y does not have; its classes are "
                 f"{name_some(classes)}"
             )
-        return [float(given.get(label, 1.0)) for label in classes.tolist()]
+        weights = dict.fromkeys(range(len(classes)), 1.0)
+        for label, position in named.items():
+            weight = given[label]
+            if not isinstance(weight, Real) or not 0 <= weight < float("inf"):
+                raise ValueError(
+                    f"class_weight must be numbers that are not negative; that of {label!r} is "
+                    f"{weight!r}"
+                )
+            weights[position] = float(weight)
+        if len(set(named.values())) < len(named):
+            raise ValueError(f"class_weight names a class twice, in {name_some(named)}")
+        return list(weights.values())
     if given != "balanced":
         wanted = "None, 'balanced' or a dict from label to weight"
         raise ValueError(f"class_weight must be {wanted}; got {given!r}")

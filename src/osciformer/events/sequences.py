@@ -221,6 +221,7 @@ class EventSequences:
                 )
         offsets = ragged.offsets_of(np.array([len(moment) for moment in moments], dtype=np.int64))
         flat = np.concatenate([np.empty(0), *moments])
+        ragged.check_distinct(others.get("ids"))
         return cls(flat, np.concatenate([np.empty(0, np.int64), *kinds]), offsets, **others)
 
     @classmethod
@@ -483,6 +484,11 @@ def _read_types(
 ) -> tuple[Int[np.ndarray, "T"], Sequence[str] | None]:
     """Return the type of each row as a number, and the names of the types if they have any."""
     codes, entries = tables.read_full_codes(column, name, "a type")
+    if entries.dtype.kind in "iu" and type_names is not None:
+        # Names that are numbers, but not 0, 1, ..., are not codes: type 7 is the one called '7'.
+        names = tuple(map(str, type_names))
+        if all(map(str.isdecimal, names)) and names != tuple(map(str, range(len(names)))):
+            entries = entries.astype(np.str_)
     if entries.dtype.kind in "iu":
         limit = len(type_names) if type_names is not None else num_types
         wrong = entries[(entries < 0) | (entries >= (np.inf if limit is None else limit))]
