@@ -271,6 +271,38 @@ def test_loss_that_is_not_finite_is_an_error() -> None:
         fit(model, *make_sources(CONFIG), CONFIG)
 
 
+class Steep(torch.autograd.Function):
+    """The same numbers, with slopes of NaN."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, slope):
+        return slope * float("nan")
+
+
+def test_weights_that_overflow_in_the_last_step_are_an_error() -> None:
+    class Model(MeanModel):
+        def forward(self, batch):
+            return Steep.apply(super().forward(batch))
+
+    config = TrainConfig(**{**CONFIG.to_dict(), "max_epochs": 1, "batch_size": 64})
+    task, train, _ = make_sources(config)
+    with pytest.raises(FloatingPointError, match=r"the weights became .* in epoch 0"):
+        fit(Model(), task, train, None, config)
+
+
+def test_a_validation_loss_of_nan_is_an_error() -> None:
+    task, train, _ = make_sources(CONFIG)
+    bad = shifted_series(10)
+    bad = bad.replace(values=np.full_like(bad.values, np.nan))
+    watched = SeriesSource(bad, CONFIG.batch_size, labels=bad.labels, shuffle=False)
+    with pytest.raises(FloatingPointError, match=r"the validation loss became nan in epoch 0"):
+        fit(make_model(), task, train, watched, CONFIG)
+
+
 def test_sharding_without_gpus_is_refused() -> None:
     with pytest.raises(ValueError, match="strategy='fsdp' needs GPUs; use strategy='ddp'"):
         run(TrainConfig(**{**CONFIG.to_dict(), "strategy": "fsdp"}))

@@ -337,6 +337,9 @@ class TrainedEstimator(SavedEstimator):
 
     def _weights(self) -> Mapping[str, Tensor]:
         weights: Mapping[str, Tensor] = self.model_.state_dict()
+        for name, tensor in weights.items():
+            if not bool(tensor.isfinite().all()):
+                raise ValueError(f"the model is not written: {name} holds infinity or NaN")
         return weights
 
     def _restore(self, content: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
