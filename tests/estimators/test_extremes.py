@@ -73,7 +73,7 @@ def test_horizons_beyond_measure_are_refused(fitted: Any, horizon: float, relati
 def test_long_but_possible_times_give_finite_answers(fitted: Any, kind: Any, exponent: int) -> None:
     X = two_levels(3)
     if kind is OsciFormerForecaster:
-        found = fitted[kind].predict(X, [10.0 ** exponent * 10.0])
+        found = fitted[kind].predict(X, [10.0**exponent * 10.0])
     else:
         found = ask(fitted[kind], X.replace(times=X.times * 10.0**exponent))
     assert not any(x != x for x in np.ravel(found).tolist())

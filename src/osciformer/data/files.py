@@ -183,7 +183,9 @@ def load_npz(path: str | Path) -> IrregularSeries:
     path = existing_file(path)
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in archive.files}
+            held = archive.files  # of which others may be of any size
+            known = (*_NPZ_ARRAYS, "description")
+            arrays = {name: archive[name] for name in held if name in known}
     except (zipfile.BadZipFile, ValueError, OSError, EOFError, zlib.error) as error:
         why = f"it may be cut off, or hold pickled objects: {error}"
         raise UnreadableFileError(f"{path} cannot be read as npz; {why}") from error
@@ -196,7 +198,7 @@ def load_npz(path: str | Path) -> IrregularSeries:
             description.pop("static_names")
         return IrregularSeries(**arrays, **description, time_axis=axis)
     except (KeyError, TypeError, ValueError) as error:
-        cause = f"{path} was not written by save_npz ({error!r}); it holds {name_some(arrays)}"
+        cause = f"{path} was not written by save_npz ({error!r}); it holds {name_some(held)}"
         advice = "Build the series from its arrays with IrregularSeries.from_padded or from_arrays"
         raise UnreadableFileError(f"{cause}. {advice}") from error
 

@@ -36,7 +36,7 @@ from osciformer.config import (
     tuples,
     without_removed,
 )
-from osciformer.saving import ModelFile, ModelFileError, load_model, save_model
+from osciformer.saving import BuildLimit, ModelFile, ModelFileError, load_model, save_model
 from osciformer.train.fitting import (
     TrainingInterrupted,
     fit,
@@ -343,8 +343,9 @@ class TrainedEstimator(SavedEstimator):
         return weights
 
     def _restore(self, content: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
-        with undisturbed_random_state():
-            model = self._model_from_dict(content["model"])
+        settings = content["model"]
+        with undisturbed_random_state(), BuildLimit(weights, settings.get("num_layers") or 0):
+            model = self._model_from_dict(settings)
         model.load_state_dict(dict(weights))
         self._remember(model.eval(), content["history"], content["best_epoch"])
 
