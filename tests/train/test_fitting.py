@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import csv
 import random
+import threading
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -269,6 +270,19 @@ def test_loss_that_is_not_finite_is_an_error() -> None:
         model.linear.weight.fill_(float("nan"))
     with pytest.raises(FloatingPointError, match=r"loss became nan in epoch 0; use a smaller"):
         fit(model, *make_sources(CONFIG), CONFIG)
+
+
+def test_trainings_in_two_threads_keep_their_seeds() -> None:
+    found: list[FitResult] = []
+    threads = [threading.Thread(target=lambda: found.append(run())) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    want = run().model.state_dict()
+    for result in found:
+        assert all(torch.equal(x, want[name]) for name, x in result.model.state_dict().items())
+    assert len(found) == 2
 
 
 class Steep(torch.autograd.Function):

@@ -232,7 +232,7 @@ class TrainedEstimator(SavedEstimator):
             `fit` is given validation data; 0 for none, and then the last epoch's weights stay.
         accelerator: `auto`, `cpu` or `gpu`.
         random_state: Seed, or a NumPy `RandomState`, or None. With a seed, training on a CPU gives
-            the same weights each time, bit by bit.
+            the same weights each time, bit by bit; fits in several threads wait for each other.
         run_dir: Folder for history, logs and the checkpoint of a run; None writes nothing.
         resume: Go on from the checkpoint in `run_dir`, if there is one.
         verbose: 0 prints nothing, 1 shows a progress bar, 2 prints a line per epoch.

@@ -188,8 +188,8 @@ def empty_cache(batch_size: int, settings: StepSettings) -> StepCache:
     keys = _start_motion((tokens, None, None), settings.key_medium)
     values = _start_motion((tokens, None, None), settings.value_medium)
     kept = (tokens, tokens, modes, score, last_query, gram, targets)
-    empty = (series, no_times, no_times.bool(), no_times)
-    return StepCache(*empty, keys, values, *kept, series)
+    none = no_times.bool()
+    return StepCache(series, no_times, none, no_times, keys, values, *kept, series)
 
 
 def advance(
