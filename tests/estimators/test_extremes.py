@@ -11,6 +11,7 @@ import torch
 
 from osciformer.estimators import (
     OsciFormerClassifier,
+    OsciFormerEventPredictor,
     OsciFormerForecaster,
     OsciFormerImputer,
     OsciFormerRegressor,
@@ -151,3 +152,12 @@ def test_errors_beyond_the_root_of_float32_have_a_root_mean_square() -> None:
     output = torch.full((*batch.targets.shape, 1), 1e25)
     columns = [x.numpy() for x in Quantiles((0.5,)).rows(output, batch)]
     assert Quantiles((0.5,)).summarise(*columns)["rmse"] == pytest.approx(1e25)
+
+
+def test_far_events_are_refused_with_the_sequence_named() -> None:
+    events = [([0.0, 1.0, 2.5], [0, 1, 0])] * 3 + [([0.0, 1e39], [0, 1])]
+    model = OsciFormerEventPredictor(dim=8, num_layers=1, num_heads=1, max_epochs=1, random_state=0)
+    with pytest.raises(ValueError, match=r"sequence 3 has the time 1e\+39"):
+        model.fit(events)
+    with pytest.raises(ValueError, match=r"sequence 3 has the time 1e\+39"):
+        model.fit(events[:3]).predict(events)

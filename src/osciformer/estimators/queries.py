@@ -193,10 +193,11 @@ def refuse_far_times(
     far = ~(np.abs(times) <= LARGEST_TIME)
     if far.any():
         row = int(np.argmax(far))
-        name = series.ids[series_of_rows(offsets)[row]]
+        what = "sequence" if isinstance(series, EventSequences) else "series"
+        name = f"{what} {series.ids[series_of_rows(offsets)[row]]!s}"
         raise ValueError(
-            f"times must be finite and within {LARGEST_TIME:g} of 0; series {name!s} {verb} the "
-            f"time {times[row]:g}. Check the unit of times and horizons"
+            f"times must be finite and within {LARGEST_TIME:g} of 0; {name} {verb} the time "
+            f"{times[row]:g}. Check the unit of times and horizons"
         )
 
 
