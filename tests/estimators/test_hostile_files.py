@@ -29,9 +29,7 @@ def test_sizes_beyond_those_of_the_file_are_refused_at_once(
     content = {**found.content, "model": {**found.content["model"], name: size}}
     path = save_model(tmp_path / "hostile", content, found.weights)
     started = time.process_time()
-    with pytest.raises(
-        ModelFileError, match=r"far larger model than the|size mismatch"
-    ):
+    with pytest.raises(ModelFileError, match=r"far larger model than the|size mismatch"):
         load(path)
     assert time.process_time() - started < 5.0
 
