@@ -216,7 +216,8 @@ class SeriesEstimator(TrainedEstimator):
         settings["labels"] = part.numbers
         if isinstance(part.data, ParquetSeries):
             return StreamSource(part.data, prepare=self._scale, **settings)
-        return SeriesSource(self._scale(part.data), **settings)
+        refuse_far_times(part.data, part.data.times, part.data.offsets)
+        return SeriesSource(self.transform_.transform(part.data), **settings)
 
     def _scale(self, series: IrregularSeries) -> IrregularSeries:
         """Return series with values in the unit of the model."""
