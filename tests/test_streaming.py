@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import copy
+import threading
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -7,7 +10,8 @@ from hypothesis import strategies as st
 
 from osciformer.models import OsciFormer
 from osciformer.nn import Encoder, EncoderBlock, OscillatorAttention
-from osciformer.streaming import OnlineSession
+from osciformer.ops.attention.step import advance, append, attend, empty_cache, merge_old
+from osciformer.streaming import OnlineSession, step_settings
 from osciformer.testing import irregular_batch, relative_error
 
 QUERIES = ("hold", "linear", "ridge_causal", "anchored", "learned")
@@ -178,8 +182,11 @@ def test_decreasing_and_infinite_times_are_refused():
         session.observe(torch.tensor([1.0, 1.5]), x)
     with pytest.raises(ValueError, match=r"t must not decrease; series 1 has t=1.75 < 2"):
         session.read(1.75)
-    with pytest.raises(ValueError, match="t must be finite; series 0 has t=nan"):
-        session.observe(torch.nan, x)
+    for bad in (torch.nan, torch.inf, 1e300):
+        with pytest.raises(
+            ValueError, match=f"t must be finite; series 0 has t={bad}".replace("+", ".")
+        ):
+            session.observe(bad, x)
     # What was refused has changed nothing.
     assert session.num_observations == [1, 1]
 
@@ -221,3 +228,156 @@ def test_wrong_shapes_are_refused():
         OnlineSession(make_layer(), batch_size=0)
     with pytest.raises(ValueError, match="only an OsciFormer has static features"):
         OnlineSession(make_layer(), static=torch.zeros(1, 2))
+
+
+@pytest.mark.parametrize("make", [make_layer, make_model])
+@pytest.mark.parametrize("bad", [torch.inf, -torch.inf])
+def test_an_infinite_observation_is_refused_and_leaves_no_trace(make, bad):
+    module = make()
+    width = DIM if isinstance(module, OscillatorAttention) else 3
+    sessions = [OnlineSession(module, batch_size=2) for _ in range(2)]
+    x = torch.randn(3, 2, width, dtype=torch.float64)
+    spoilt = x[1].clone()
+    spoilt[1, 2] = bad
+    for session in sessions:
+        session.observe(0.0, x[0])
+    with pytest.raises(ValueError, match=r"x must be finite.*series 1 has .*The session is as"):
+        sessions[0].observe(1.0, spoilt)
+    # A series without an observation may hold anything.
+    absent = torch.tensor([True, False])
+    got, want = sessions[0].observe(1.0, spoilt, absent), sessions[1].observe(1.0, x[1], absent)
+    assert torch.equal(got, want)
+    assert torch.equal(sessions[0].observe(2.0, x[2]), sessions[1].observe(2.0, x[2]))
+
+
+def test_threads_share_a_session_without_losing_observations():
+    torch.manual_seed(0)
+    layer, x = make_layer(), torch.randn(120, 1, DIM, dtype=torch.float64)
+    shared, alone = OnlineSession(layer), OnlineSession(layer)
+
+    def feed(part):
+        for row in part:
+            shared.observe(1.0, row)  # at one time, at which the order does not matter
+            shared.read(2.0)
+
+    threads = [threading.Thread(target=feed, args=(x[k::4],)) for k in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for row in x:
+        alone.observe(1.0, row)
+    assert shared.num_observations == [120]
+    got, want = (session.observe(2.0, x[0]) for session in (shared, alone))
+    assert relative_error(got, want) < 1e-10
+
+
+def test_a_session_can_be_copied_to_go_on_twice():
+    batch = irregular_batch(1, 6, DIM, ragged=False)
+    session = OnlineSession(make_layer(), window=5.0)
+    play(session, batch.x, batch.times)
+    again = copy.deepcopy(session)
+    later = float(batch.times[0, -1]) + 1.0
+    assert torch.equal(again.observe(later, batch.x[:, 0]), session.observe(later, batch.x[:, 0]))
+
+
+def random_stream(length, width=DIM, batch=1):
+    g = torch.Generator().manual_seed(3)
+    gaps = torch.rand(batch, length, generator=g, dtype=torch.float64)
+    return gaps.cumsum(dim=1), torch.randn(batch, length, width, generator=g, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("query", QUERIES)
+def test_a_window_bounds_memory_and_the_error(query):
+    torch.manual_seed(0)
+    layer = make_layer(query, omega_range=(2.0, 20.0))
+    times, x = random_stream(150)
+    whole = play(OnlineSession(layer), x, times)
+    errors = []
+    for window in (4.0, 16.0):
+        session = OnlineSession(layer, window=window)
+        errors.append(relative_error(play(session, x, times), whole))
+        assert session.num_observations == [150]
+        assert session.num_held < 120
+    assert errors[0] < 1e-3
+    assert errors[1] < errors[0] / 2.0
+
+
+def test_a_window_is_in_the_unit_of_the_data():
+    times, x = random_stream(150, 3)
+    model = make_model(omega_range=(5.0, 20.0)).fit_time_scale(10.0 * times)
+    session = OnlineSession(model, window=2000.0)
+    assert relative_error(play(session, x, 10.0 * times), model(x, 10.0 * times).states) < 1e-10
+    assert session.num_held == 150
+    session = OnlineSession(model, window=100.0)
+    play(session, x, 10.0 * times)
+    assert session.num_held < 110
+
+
+def test_series_of_a_batch_forget_on_their_own():
+    torch.manual_seed(0)
+    layer = make_layer(omega_range=(2.0, 20.0))
+    times, x = random_stream(120, batch=2)
+    times[1] = (4.0 * times[1]).floor() / 4.0  # with ties
+    present = torch.rand(2, 120) < 0.8
+    session = OnlineSession(layer, batch_size=2, window=10.0)
+    both = play(session, x, times, present)
+    assert session.num_held < 110
+    for b in range(2):
+        kept = present[b]
+        alone = play(OnlineSession(layer), x[b : b + 1, kept], times[b : b + 1, kept])
+        assert relative_error(both[b, kept], alone[0]) < 1e-3
+
+
+@pytest.mark.parametrize("window", [1.0, 4.0, 16.0])
+def test_the_error_of_merging_stays_within_its_bound(window):
+    torch.manual_seed(1)
+    layer = make_layer(omega_range=(1.0, 8.0), zeta_range=(0.1, 0.5))
+    settings, n = step_settings(layer), 60
+    cache = empty_cache(1, settings)
+    times, _ = random_stream(n)
+    size = torch.zeros(2, n, 2, DIM // 2, dtype=torch.float64)  # integrals of |motion|
+    for step in range(n):
+        cache = advance(cache, settings, times[:, step])
+        for role, medium in enumerate((settings.key_medium, settings.value_medium)):
+            start, velocity = torch.randn(2, 1, 1, 2, DIM // 2, dtype=torch.float64)
+            gamma = medium.omega * medium.zeta
+            damped = medium.omega * (1.0 - medium.zeta**2).sqrt()
+            size[role, step] = torch.hypot(start, (velocity + gamma * start) / damped)[0, 0] / gamma
+            if role == 0:
+                keys = (start, velocity, None)
+        cache = append(cache, settings, keys, (start, velocity, None))
+    cache = advance(cache, settings, times[:, -1] + 1.0)
+    q = torch.randn(1, 1, 2, DIM // 2, dtype=torch.float64)
+    merged = merge_old(cache, window)
+    assert merged.times.shape[1] < n
+    assert merged.count.tolist() == cache.count.tolist() == [n]
+    age = (cache.time[:, None] - cache.times)[0]
+    old = age > window
+    d = settings.scale * ((q[0, 0].abs() * size[0, old]).sum(dim=-1) / window).max()
+    values = cache.value_sum[0] / age[:, None, None]
+    most = torch.where(old[:, None, None], size[1] / window, values.abs()).amax(dim=0)
+    bound = (torch.expm1(4.0 * d) * most + 2.0 * (size[1, old] / window).amax(dim=0)).flatten()
+    error = (attend(merged, settings, q) - attend(cache, settings, q)).abs().flatten()
+    assert (error <= bound).all()
+    # Differences average out: the error is far below what is promised.
+    assert error.max() < 0.1 * bound.max()
+
+
+def test_nothing_changes_while_no_observation_is_old():
+    times, x = random_stream(80)
+    layer = make_layer()
+    session = OnlineSession(layer, window=1000.0)
+    assert relative_error(play(session, x, times), layer(x, times)) < 1e-10
+
+
+@pytest.mark.parametrize("extras", [{"drive_modes": 2}, {"equilibrium": True}])
+def test_motions_that_never_rest_have_no_window(extras):
+    with pytest.raises(ValueError, match="window needs oscillators that come to rest"):
+        OnlineSession(make_layer(**extras), window=5.0)
+
+
+@pytest.mark.parametrize("window", [0.0, -1.0, torch.inf, torch.nan])
+def test_a_window_is_a_length_of_time(window):
+    with pytest.raises(ValueError, match="window must be a positive, finite length of time"):
+        OnlineSession(make_layer(), window=window)

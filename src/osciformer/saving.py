@@ -14,12 +14,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from osciformer._files import finite_json, write_bytes
 from osciformer._optional import need
@@ -137,6 +139,60 @@ def read_header(path: str | Path) -> dict[str, Any]:
             f"up to {FORMAT_VERSION}. Run: pip install --upgrade osciformer"
         )
     return header
+
+
+class BuildLimit(TorchFunctionMode):
+    """While it lasts, refuses to make many more tensors and numbers than a file has.
+
+    Settings of a few bytes may ask for a million layers. A model is built before it is known
+    whether the tensors of its file fit, and this stops one that cannot fit before it fills the
+    memory. Models need some room beyond what is saved, for what they compute in between.
+
+    Example:
+        >>> with BuildLimit({"w": torch.ones(2)}):
+        ...     _ = torch.nn.Linear(1_000_000, 1_000_000)
+        Traceback (most recent call last):
+        ValueError: its settings ask for a far larger model than the 1 tensors of 2 numbers it holds
+    """
+
+    def __init__(self, weights: Mapping[str, Tensor], num_layers: int = 0) -> None:
+        super().__init__()
+        self._held = len(weights), sum(x.numel() for x in weights.values())
+        self._left = 16 * self._held[0] + 1000, 16 * self._held[1] + 1_000_000
+        self._count(num_layers, 0)
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Count what a function is about to make, and call it."""
+        if func in _MAKERS:
+            self._count(1, _MAKERS[func](args, kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+    def _count(self, tensors: int, numbers: int) -> None:
+        self._left = self._left[0] - tensors, self._left[1] - numbers
+        if min(self._left) < 0:
+            held = f"{self._held[0]} tensors of {self._held[1]} numbers"
+            raise ValueError(f"its settings ask for a far larger model than the {held} it holds")
+
+
+def _product(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
+    sizes = args or (kwargs["size"],)
+    return math.prod(sizes if isinstance(sizes[0], int) else sizes[0])
+
+
+def _square(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
+    return int(args[0] * args[-1])
+
+
+def _line(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
+    return int(args[-1] if args else max(kwargs.get("steps", 0), kwargs.get("end", 0)))
+
+
+# How many numbers the functions make that are told a size.
+_MAKERS = dict.fromkeys((torch.empty, torch.zeros, torch.ones, torch.rand, torch.randn), _product)
+_MAKERS |= {torch.full: lambda args, kwargs: _product(args[:1], kwargs), torch.eye: _square}
+_MAKERS |= dict.fromkeys((torch.arange, torch.linspace, torch.logspace), _line)
 
 
 def _digest(weights: Mapping[str, Tensor]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any, Literal, cast
 
 import torch
@@ -26,7 +27,13 @@ from osciformer.ops.attention.step import (
     attend,
     empty_cache,
     merge,
+    merge_old,
 )
+
+# Of times, in the unit of the model: their squares and cubes are still numbers.
+_LARGEST_TIME = 1e30
+# Merging is worth its work from so many observations on.
+_FEWEST_MERGED = 32
 
 
 class OnlineSession:
@@ -39,6 +46,13 @@ class OnlineSession:
     not kept; do not train the module meanwhile. Of a classifier or regressor it is the network's
     backbone that can be fed, not the resonators that its predictions are mixed with.
 
+    **Streams without end.** With a `window` W, attention keeps the observations of the last W units
+    of time one by one, and merges older ones of similar age. A step then costs O(1) but for the
+    logarithm of the whole time. The error falls with W beside the time 1 / gamma in which the
+    slowest oscillators decay: see `osciformer.ops.attention.step.merge_old` for a bound.
+
+    **Threads.** A session may be used by several threads; one step waits for the other.
+
     **Ties.** Times must not decrease. As in a batch, observations at one time see each other: when
     another one arrives, the states of those before it are computed again for all that follows.
 
@@ -48,6 +62,7 @@ class OnlineSession:
             other than `ridge`.
         batch_size: Number of series B that are fed side by side.
         static: Static features of the series, for an `OsciFormer` that has them.
+        window: For how long to keep single observations, in the unit of the times; None for ever.
 
     Example:
         >>> session = OnlineSession(OsciFormer(2, dim=8, num_heads=2).eval())
@@ -61,6 +76,7 @@ class OnlineSession:
         *,
         batch_size: int = 1,
         static: Float[Tensor, "B S"] | None = None,
+        window: float | None = None,
     ) -> None:
         if not isinstance(module, OscillatorAttention | ResonatorLayer | Encoder | OsciFormer):
             raise TypeError(
@@ -74,12 +90,17 @@ class OnlineSession:
         for part in module.modules():
             if isinstance(part, nn.Dropout) and part.training and part.p > 0:
                 raise ValueError("the module's dropout is on; call module.eval() first")
+        if window is not None and not 0 < window < float("inf"):
+            raise ValueError(f"window must be a positive, finite length of time; got {window}")
         self.module, self.batch_size, self._static = module, batch_size, static
+        self._lock = threading.Lock()
         self._encoder = module.encoder if isinstance(module, OsciFormer) else module
+        if window is not None and isinstance(module, OsciFormer):
+            window = window / float(module.time_scale.scale)
         if isinstance(self._encoder, Encoder):
-            self._layers = [_stream(x.attention, x, batch_size) for x in self._encoder]
+            self._layers = [_stream(x.attention, x, batch_size, window) for x in self._encoder]
         else:
-            self._layers = [_stream(self._encoder, None, batch_size)]
+            self._layers = [_stream(self._encoder, None, batch_size, window)]
         weight = self._layers[0].attention.output_projection.weight
         self._last_token = weight.new_zeros(batch_size, self._encoder.dim)
         self._time = weight.new_zeros(batch_size, dtype=torch.float64)
@@ -91,10 +112,24 @@ class OnlineSession:
         self._group = self._last_token[:, None][:, :0]
         self._group_present = self._started[:, None][:, :0]
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return all but the lock, for copies."""
+        return {name: value for name, value in self.__dict__.items() if name != "_lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Set what `__getstate__` returned."""
+        self.__dict__.update(state)
+        self._lock = threading.Lock()
+
     @property
     def num_observations(self) -> list[int]:
         """Number of observations of each series."""
         return cast("list[int]", self._count.tolist())
+
+    @property
+    def num_held(self) -> int:
+        """Most observations, single or merged, that a layer holds of a series; 0 of resonators."""
+        return max(layer.num_held for layer in self._layers)
 
     @torch.no_grad()
     def observe(
@@ -110,6 +145,10 @@ class OnlineSession:
             x: Its token, or for an `OsciFormer` its values.
             present: False for series without an observation in this step; their result is zero.
         """
+        with self._lock:
+            return self._observe(t, x, present)
+
+    def _observe(self, t: float | Tensor, x: Tensor, present: Tensor | None) -> Tensor:
         present = self._per_series("present", True if present is None else present, torch.bool)
         time = torch.where(present, self._checked_time(t, present), self._time)
         token = self._token(x, present)
@@ -132,6 +171,10 @@ class OnlineSession:
     @torch.no_grad()
     def read(self, t: float | Float[Tensor, " B"]) -> Float[Tensor, "B D"]:
         """Return the states at a time (or one each) from the last observation on; store nothing."""
+        with self._lock:
+            return self._read(t)
+
+    def _read(self, t: float | Tensor) -> Tensor:
         time = self._checked_time(t, torch.ones_like(self._started))
         states = self._last_token[:, None]
         for layer in self._layers:
@@ -148,17 +191,28 @@ class OnlineSession:
         if x.shape != (self.batch_size, width):
             raise ValueError(f"x must be [B, F] = {[self.batch_size, width]}; got {list(x.shape)}")
         x = torch.where(present[:, None], x.to(self._time.device), 0.0)
+        token = x.to(self._last_token.dtype)
         if isinstance(module, OsciFormer):
-            return cast("Tensor", module.embedding(x[:, None], static=self._static))[:, 0]
-        return x.to(self._last_token.dtype)
+            token = cast("Tensor", module.embedding(x[:, None], static=self._static))[:, 0]
+        # Attention would never forget it.
+        bad = (~token.isfinite()).any(dim=1).nonzero().flatten().tolist()
+        if bad:
+            allowed = ", or NaN for a missing value" if isinstance(module, OsciFormer) else ""
+            raise ValueError(
+                f"x must be finite{allowed}, and not too large for {token.dtype}; series {bad[0]} "
+                f"has {x[bad[0]].tolist()}. The session is as it was"
+            )
+        return token
 
     def _checked_time(self, t: float | Tensor, present: Tensor) -> Tensor:
         """Return a time in the unit of the module; refuse one that decreases or is not finite."""
         scale = self._scale
         time: Tensor = scale(self._per_series("t", t, torch.float64))
-        bad = (present & ~time.isfinite()).nonzero().flatten().tolist()
+        bad = (present & ~(time.abs() <= _LARGEST_TIME)).nonzero().flatten().tolist()
         if bad:
-            raise ValueError(f"t must be finite; series {bad[0]} has t={time[bad[0]].item()}")
+            got = float(time[bad[0]] * scale.scale + scale.reference)
+            limit = f"{_LARGEST_TIME * float(scale.scale):g}"
+            raise ValueError(f"t must be finite; series {bad[0]} has t={got}, beyond {limit}")
         early = (present & self._started & (time < self._time)).nonzero().flatten().tolist()
         if early:
             b = early[0]
@@ -178,7 +232,10 @@ class OnlineSession:
 
 
 def _stream(
-    layer: OscillatorAttention | ResonatorLayer, block: EncoderBlock | None, batch_size: int
+    layer: OscillatorAttention | ResonatorLayer,
+    block: EncoderBlock | None,
+    batch_size: int,
+    window: float | None,
 ) -> _LayerStream | _ResonatorStream:
     """Return the memory of a layer, within its block if there is one."""
     if layer.direction != "causal":
@@ -186,19 +243,34 @@ def _stream(
         raise ValueError(f"direction={layer.direction!r} {hint}")
     if isinstance(layer, ResonatorLayer):
         return _ResonatorStream(layer, block, batch_size)
-    return _LayerStream(layer, block, batch_size)
+    return _LayerStream(layer, block, batch_size, window)
 
 
 class _LayerStream:
     """The caches of one layer: `latest` has every observation, `settled` none at the last time."""
 
     def __init__(
-        self, attention: OscillatorAttention, block: EncoderBlock | None, batch_size: int
+        self,
+        attention: OscillatorAttention,
+        block: EncoderBlock | None,
+        batch_size: int,
+        window: float | None,
     ) -> None:
-        self.attention, self.block = attention, block
+        self.attention, self.block, self.window = attention, block, window
         self.settings = step_settings(attention)
+        stays = attention.drive() is not None or attention.key_equilibrium is not None
+        if window is not None and stays:
+            raise ValueError(
+                "window needs oscillators that come to rest at 0, and this layer has drive_modes "
+                "or equilibrium; leave window out"
+            )
+        self.limit = _FEWEST_MERGED  # of tokens, before some are merged
         self.latest: StepCache = empty_cache(batch_size, self.settings)
         self.settled = self.latest
+
+    @property
+    def num_held(self) -> int:
+        return self.latest.times.shape[1]
 
     def observe(self, group: Tensor, present: Tensor, time: Tensor, tied: Tensor) -> Tensor:
         """Add the observations at one time, in place of those that were there before."""
@@ -206,6 +278,9 @@ class _LayerStream:
             self.settled = self.latest
         elif not bool(tied.all()):
             self.settled = merge(tied, self.settled, self.latest)
+        if self.window is not None and self.settled.times.shape[1] > self.limit:
+            self.settled = merge_old(self.settled, self.window)
+            self.limit = self.settled.times.shape[1] * 5 // 4 + _FEWEST_MERGED
         tokens = group if self.block is None else self.block.attention_norm(group)
         queries = self.attention.project_queries(tokens)
         kv = self.attention.project_keys(tokens)
@@ -234,6 +309,8 @@ class _LayerStream:
 
 class _ResonatorStream:
     """The oscillators of one layer; `settled` is their state before the last time."""
+
+    num_held = 0
 
     def __init__(self, layer: ResonatorLayer, block: EncoderBlock | None, batch_size: int) -> None:
         self.attention, self.block, spectrum = layer, block, layer.spectrum

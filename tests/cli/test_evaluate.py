@@ -121,6 +121,15 @@ def test_constant_truth_has_no_r2() -> None:
     assert np.isnan(value_scores(np.zeros((3, 1)), np.ones((3, 1)))["r2"])
 
 
+@pytest.mark.parametrize("unit", [1e-200, 1e200])
+def test_scores_of_values_do_not_depend_on_their_unit(unit: float) -> None:
+    truth, found = np.random.default_rng(0).normal(size=(2, 20, 1))
+    want, got = value_scores(found, truth), value_scores(found * unit, truth * unit)
+    assert got["r2"] == pytest.approx(want["r2"])
+    assert got["rmse"] / unit == pytest.approx(want["rmse"])
+    assert want["rmse"] == np.sqrt(np.square(found - truth).mean())
+
+
 def test_interval_covers_the_mean_about_as_often_as_it_says() -> None:
     generator = np.random.default_rng(0)
     hits = 0

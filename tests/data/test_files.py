@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +167,14 @@ def test_npz_keeps_dates(tmp_path: Path) -> None:
     series = from_frame({"id": [1, 1], "time": stamps, "x": [1.0, 2.0]}, id="id", time="time")
     save_npz(series, tmp_path / "a.npz")
     assert load_npz(tmp_path / "a.npz").decode_times().tolist() == stamps.tolist()
+
+
+def test_unknown_members_of_an_npz_are_not_read(tmp_path: Path) -> None:
+    series = random_series(3)
+    save_npz(series, tmp_path / "a.npz")
+    with zipfile.ZipFile(tmp_path / "a.npz", "a") as archive:
+        archive.writestr("more.npy", b"anything, of any size")
+    assert load_npz(tmp_path / "a.npz").equals(series)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 import torch
 
@@ -14,12 +16,15 @@ from osciformer.ops.attention.query import resolve_query
 
 from .cases import (
     DOUBLE,
+    GAINS,
+    SPECTRA,
     C,
     H,
     assert_agree,
     call,
     make_case,
     outputs_and_gradients,
+    spread_times,
     tensor,
     with_drive,
     with_mode,
@@ -98,22 +103,26 @@ def test_driven_attention_equals_the_reference(query, rows):
 
 
 @pytest.mark.parametrize(
-    ("drive_omega", "omega", "zeta", "want"),
+    ("drive_omega", "omega", "zeta", "dtype", "want"),
     [
-        (2.0, 2.0, 0.0, True),
-        (2.0, 2.0 * (1 + 1e-8), 0.0, True),
-        (2.0, 2.0, 1e-3, False),
-        (2.0, 2.1, 0.0, False),
-        (0.5, 2.0, 0.0, False),
+        (2.0, 2.0, 0.0, DOUBLE, True),
+        (2.0, 2.0, 0.0, torch.float32, True),
+        (2.0, 2.0 * (1 + 1e-4), 0.0, DOUBLE, True),
+        (2.0, 2.0 * (1 + 1e-4), 0.0, torch.float32, False),
+        (2.0, 2.0, 1e-3, DOUBLE, False),
+        (2.0, 2.1, 0.0, DOUBLE, False),
+        (0.5, 2.0, 0.0, DOUBLE, False),
+        # Slow channels under a slow drive: nothing cancels between the frequencies.
+        (2e-4, 1e-4, 0.4, DOUBLE, True),
+        (0.0, 0.0, 0.5, DOUBLE, True),
+        (0.0, 0.0, 0.5, torch.float32, True),
     ],
 )
-def test_resonance_is_a_drive_on_an_undamped_channel_of_its_frequency(
-    drive_omega, omega, zeta, want
-):
+def test_a_split_loses_digits_near_resonance(drive_omega, omega, zeta, dtype, want):
     drive = Drive(tensor([drive_omega]), key_cos=torch.ones(1, 1, 1, dtype=DOUBLE))
-    rates = (tensor([[omega]]), tensor([[zeta]]))
-    assert drive.is_resonant("key", *rates) is want
-    assert drive.is_resonant("value", *rates) is False
+    rates = (tensor([[omega]]), tensor([[zeta]]), dtype)
+    assert drive.loses_digits("key", *rates) is want
+    assert drive.loses_digits("value", *rates) is False
 
 
 @pytest.mark.parametrize("role", ["key", "value"])
@@ -122,7 +131,46 @@ def test_blocked_refuses_undamped_resonance_and_auto_takes_the_reference(role):
     x[f"{role}_omega"], x[f"{role}_zeta"] = x[f"{role}_omega"].clone(), x[f"{role}_zeta"].clone()
     x[f"{role}_omega"][0, 1], x[f"{role}_zeta"][0, 1] = 7.0, 0.0
     x["drive_omega"], x[f"{role}_cos"] = tensor([7.0]), torch.ones(H, 1, C, dtype=DOUBLE)
-    message = rf"drive.omega hits an undamped {role} channel.*backend='reference'.*{role}_zeta"
+    message = rf"drive.omega is too near .* a {role} channel.*backend='reference'.*{role}_zeta"
     with pytest.raises(ValueError, match=message):
         call(x, backend="blocked")
     torch.testing.assert_close(call(x), call(x, backend="oracle"), rtol=1e-10, atol=1e-10)
+
+
+def drawn_near_resonance(seed):
+    """Return inputs with frequencies from 0 to 10, and drives on or beside them."""
+    r, g = random.Random(seed), torch.Generator().manual_seed(seed)
+    usual = (0.0, 1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1.0, 3.0, 9.0)
+
+    def frequency():
+        return r.choice(usual) if r.random() < 0.6 else 10 ** r.uniform(-5.0, 1.0)
+
+    length = r.choice((2, 2, 2, 3))
+    omega = [[[frequency(), frequency()]] for _ in range(2)]
+    zeta = [[[r.choice((0.0, 1e-6, 1e-3, 0.05, 0.4, 1.0, 1.7)) for _ in range(2)]] for _ in "kv"]
+    apart = r.choice((0.0, 1e-12, 1e-9, 1e-6, 1e-4, 1e-2)) * r.choice((-1, 1))
+    drives = [r.choice(omega)[0][0] * (1.0 + apart), *([frequency()] if r.random() < 0.5 else [])]
+    times = spread_times(1, length, generator=g, window=r.choice((1e-3, 1.5, 5.0)))
+    names = ("q", "k", "v", *(("key_velocity", "value_velocity") if r.random() < 0.5 else ()))
+    x = {name: torch.randn(1, length, 1, 2, generator=g, dtype=DOUBLE) for name in names}
+    x |= {"query_times": times, "key_times": times.clone(), "drive_omega": tensor(drives)}
+    x |= dict(zip(SPECTRA, map(tensor, (omega[0], zeta[0], omega[1], zeta[1])), strict=True))
+    for name in GAINS:
+        x[name] = torch.randn(1, len(drives), 2, generator=g, dtype=DOUBLE)
+    query = r.choice(("hold", "linear", "ridge", "ridge_causal"))
+    options = {"value": r.choice(("average", "point")), "of_times": r.random() < 0.5}
+    return with_mode(x, query), {"query": query, **options}
+
+
+@pytest.mark.parametrize(
+    "first", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(20, 160, 20))]
+)
+def test_driven_attention_is_exact_near_every_resonance(first):
+    """Values and gradients, by whichever way `auto` takes, against quadrature."""
+    for seed in range(first, first + 20):
+        x, options = drawn_near_resonance(seed)
+        got = outputs_and_gradients(x, **options)
+        want = outputs_and_gradients(x, backend="oracle", **options)
+        for name, expected in want.items():
+            size = 1.0 + expected.abs().max()
+            assert (got[name] - expected).abs().max() <= 1e-10 * size, (seed, name)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import csv
 import random
+import threading
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -287,6 +288,51 @@ def test_loss_that_is_not_finite_is_an_error() -> None:
         model.linear.weight.fill_(float("nan"))
     with pytest.raises(FloatingPointError, match=r"loss became nan in epoch 0; use a smaller"):
         fit(model, *make_sources(CONFIG), CONFIG)
+
+
+def test_trainings_in_two_threads_keep_their_seeds() -> None:
+    found: list[FitResult] = []
+    threads = [threading.Thread(target=lambda: found.append(run())) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    want = run().model.state_dict()
+    for result in found:
+        assert all(torch.equal(x, want[name]) for name, x in result.model.state_dict().items())
+    assert len(found) == 2
+
+
+class Steep(torch.autograd.Function):
+    """The same numbers, with slopes of NaN."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, slope):
+        return slope * float("nan")
+
+
+def test_weights_that_overflow_in_the_last_step_are_an_error() -> None:
+    class Model(MeanModel):
+        def forward(self, batch):
+            return Steep.apply(super().forward(batch))
+
+    config = TrainConfig(**{**CONFIG.to_dict(), "max_epochs": 1, "batch_size": 64})
+    task, train, _ = make_sources(config)
+    with pytest.raises(FloatingPointError, match=r"the weights became .* in epoch 0"):
+        fit(Model(), task, train, None, config)
+
+
+def test_a_validation_loss_of_nan_is_an_error() -> None:
+    task, train, _ = make_sources(CONFIG)
+    bad = shifted_series(10)
+    bad = bad.replace(values=np.full_like(bad.values, np.nan))
+    watched = SeriesSource(bad, CONFIG.batch_size, labels=bad.labels, shuffle=False)
+    with pytest.raises(FloatingPointError, match=r"the validation loss became nan in epoch 0"):
+        fit(make_model(), task, train, watched, CONFIG)
 
 
 def test_sharding_without_gpus_is_refused() -> None:

@@ -204,9 +204,12 @@ def class_scores(chance: Float[np.ndarray, "n C"], labels: Int[np.ndarray, "n"])
 
 def value_scores(found: Float[np.ndarray, "n K"], truth: Float[np.ndarray, "n K"]) -> Scores:
     """Return RMSE, MAE and R², means over the targets; R² of constant targets is NaN."""
-    error, spread = np.square(found - truth), np.square(truth - truth.mean(axis=0)).sum(axis=0)
-    r2 = 1.0 - error.sum(axis=0) / np.where(spread > 0, spread, np.nan)
-    scores = {"rmse": np.sqrt(error.mean()), "mae": np.abs(found - truth).mean(), "r2": r2.mean()}
+    from osciformer.train.tasks import power_of_two, root_mean_square
+
+    error, unit = found - truth, power_of_two(truth)  # squares in other units may overflow
+    spread = np.square(truth / unit - (truth / unit).mean(axis=0)).sum(axis=0)
+    r2 = 1.0 - np.square(error / unit).sum(axis=0) / np.where(spread > 0, spread, np.nan)
+    scores = {"rmse": root_mean_square(error), "mae": np.abs(error).mean(), "r2": r2.mean()}
     return {name: float(value) for name, value in scores.items()}
 
 

@@ -36,7 +36,7 @@ from osciformer.config import (
     tuples,
     without_removed,
 )
-from osciformer.saving import ModelFile, ModelFileError, load_model, save_model
+from osciformer.saving import BuildLimit, ModelFile, ModelFileError, load_model, save_model
 from osciformer.train.fitting import (
     TrainingInterrupted,
     fit,
@@ -232,7 +232,7 @@ class TrainedEstimator(SavedEstimator):
             `fit` is given validation data; 0 for none, and then the last epoch's weights stay.
         accelerator: `auto`, `cpu` or `gpu`.
         random_state: Seed, or a NumPy `RandomState`, or None. With a seed, training on a CPU gives
-            the same weights each time, bit by bit.
+            the same weights each time, bit by bit; fits in several threads wait for each other.
         run_dir: Folder for history, logs and the checkpoint of a run; None writes nothing.
         resume: Go on from the checkpoint in `run_dir`, if there is one.
         verbose: 0 prints nothing, 1 shows a progress bar, 2 prints a line per epoch.
@@ -337,11 +337,15 @@ class TrainedEstimator(SavedEstimator):
 
     def _weights(self) -> Mapping[str, Tensor]:
         weights: Mapping[str, Tensor] = self.model_.state_dict()
+        for name, tensor in weights.items():
+            if not bool(tensor.isfinite().all()):
+                raise ValueError(f"the model is not written: {name} holds infinity or NaN")
         return weights
 
     def _restore(self, content: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
-        with undisturbed_random_state():
-            model = self._model_from_dict(content["model"])
+        settings = content["model"]
+        with undisturbed_random_state(), BuildLimit(weights, settings.get("num_layers") or 0):
+            model = self._model_from_dict(settings)
         model.load_state_dict(dict(weights))
         self._remember(model.eval(), content["history"], content["best_epoch"])
 

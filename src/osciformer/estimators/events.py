@@ -19,7 +19,7 @@ from osciformer.data.inputs import is_table, split_pairs
 from osciformer.data.ragged import offsets_of
 from osciformer.data.series import TimeAxis
 from osciformer.estimators.base import TrainedEstimator, draw_seed, estimator, split
-from osciformer.estimators.queries import flatten_times, is_list_of_times
+from osciformer.estimators.queries import flatten_times, is_list_of_times, refuse_far_times
 from osciformer.events import (
     Calibration,
     EventScores,
@@ -458,6 +458,7 @@ def as_events(
         )
     if len(found) == 0:
         raise ValueError("X holds no sequences; pass at least one")
+    refuse_far_times(found, found.times, found.offsets)
     return found
 
 

@@ -101,13 +101,20 @@ class QueryEstimator(SeriesEstimator):
         self, series: IrregularSeries, times: Float[np.ndarray, "Q"], offsets: np.ndarray
     ) -> Float[np.ndarray, "Q F L"]:
         """Return quantiles, in the units of the data, at times in any order."""
-        scaled = self._columns.as_inputs(self.transform_.transform(series.replace(labels=None)))
+        scaled = self._columns.as_inputs(self._scale(series.replace(labels=None)))
         order = np.lexsort((times, series_of_rows(offsets)))
         blank = np.full((len(times), series.num_features), np.nan, dtype=np.float32)
         found = self._answer(scaled, IrregularSeries(times[order], blank, offsets))
         result = np.empty_like(found)
         scaler, is_target = self.transform_.value_scaler, self._columns.is_target
         result[order] = found * scaler.scale[is_target, None] + scaler.center[is_target, None]
+        bad = ~np.isfinite(result).all(axis=(1, 2))
+        if bad.any():
+            row = int(np.argmax(bad))
+            raise ValueError(
+                f"the prediction for series {series.ids[series_of_rows(offsets)[row]]!s} at the "
+                f"time {times[row]:g} is not finite; look for times or values of extreme size"
+            )
         return result
 
     def _predict(self, X: Any, times: Any, *, relative: bool = False) -> Answers:
@@ -144,7 +151,7 @@ class QueryEstimator(SeriesEstimator):
         is_target = self._columns.is_target
         draw, baseline = self._scoring()
         for chunk in chunks(data):
-            scaled = self.transform_.transform(chunk.replace(labels=None))
+            scaled = self._scale(chunk.replace(labels=None))
             series, asked = draw(scaled, generator)
             truth, simple = asked.values[:, is_target], baseline(series, asked)[:, is_target]
             yield Hidden(self._answer(series, asked), truth, simple, asked.offsets)

@@ -16,6 +16,10 @@ from osciformer._types import Float, Int
 from osciformer.data.inputs import SeriesData, check_weight, labels_of
 from osciformer.data.ragged import DATES_AS_LABELS, as_plain_array
 from osciformer.estimators.base import ClassifierMixin, RegressorMixin
+from osciformer.train.tasks import power_of_two
+
+#: Largest size of a regression target, and its smallest standard deviation, that float64 can bear.
+LARGEST_TARGET, SMALLEST_SPREAD = 1e300, 1e-290
 
 
 class SeriesClassifier(ClassifierMixin):
@@ -54,20 +58,22 @@ class SeriesClassifier(ClassifierMixin):
 
     def predict_log_proba(self, X: Any) -> Float[np.ndarray, "n C"]:
         """Return the logarithms of the probabilities."""
-        logits = torch.from_numpy(self._outputs(self._validate(X))).double()
-        return logits.log_softmax(dim=1).numpy()
+        return torch.from_numpy(self._logits(self._validate(X))).double().log_softmax(dim=1).numpy()
 
     def predict(self, X: Any) -> np.ndarray:
         """Return the most probable class of each series."""
-        best = self._outputs(self._validate(X)).argmax(axis=1)
+        best = self._logits(self._validate(X)).argmax(axis=1)
         found: np.ndarray = self.classes_[best]
         return found
 
     def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
         """Return the accuracy; `y` are the labels of X if not given."""
         data = self._validate(X)
-        is_right = self._outputs(data).argmax(axis=1) == self._encode(read_labels(data, y))
+        is_right = self._logits(data).argmax(axis=1) == self._encode(read_labels(data, y))
         return float(np.average(is_right, weights=check_weight(sample_weight, len(data))))
+
+    def _logits(self, data: SeriesData) -> Float[np.ndarray, "n C"]:
+        return finite_outputs(self._outputs(data), data)
 
     def _task_state(self) -> dict[str, Any]:
         return {"classes": self.classes_.tolist(), "dtype": self.classes_.dtype.str}
@@ -90,32 +96,56 @@ class SeriesRegressor(RegressorMixin):
         labels = as_targets(read_labels(data, y), self._classifier)
         self.is_single_target_ = labels.ndim == 1
         columns = labels.reshape(len(labels), -1).astype(np.float64)
-        self.target_center_, scale = columns.mean(axis=0), columns.std(axis=0)
-        is_constant = scale <= 1e-9 * np.abs(self.target_center_) + 1e-30
-        self.target_scale_ = np.where(is_constant, 1.0, scale)
+        size = np.abs(columns).max(axis=0)
+        unit = power_of_two(columns)
+        self.target_center_ = (columns / unit).mean(axis=0) * unit
+        spread = (columns / unit).std(axis=0) * unit
+        is_constant = spread <= 1e-9 * np.abs(self.target_center_)
+        self.target_scale_ = np.where(is_constant, 1.0, spread)
+        bad = (size > LARGEST_TARGET) | (~is_constant & (spread < SMALLEST_SPREAD))
+        if bad.any():
+            place = int(np.argmax(bad))
+            raise ValueError(
+                f"y has numbers up to {size[place]:g} with a spread of {spread[place]:g}; sizes up "
+                f"to {LARGEST_TARGET:g} and spreads from {SMALLEST_SPREAD:g} can be "
+                "computed with. Use another unit"
+            )
         return self._encode(labels)
 
-    def _encode(self, labels: np.ndarray) -> np.ndarray:
+    def _scaled(self, labels: np.ndarray) -> Float[np.ndarray, "n K"]:
+        """Return targets in the unit of the model, float64."""
         columns = as_targets(labels, self._classifier).reshape(len(labels), -1)
-        scaled = (columns - self.target_center_) / self.target_scale_
-        numbers: np.ndarray = scaled.astype(np.float32)
-        return numbers
+        scaled: np.ndarray = (columns - self.target_center_) / self.target_scale_
+        return scaled
+
+    def _encode(self, labels: np.ndarray) -> Float[np.ndarray, "n K"]:
+        scaled = self._scaled(labels)
+        far = ~(np.abs(scaled) <= np.finfo(np.float32).max).all(axis=1)
+        if far.any():
+            place = int(np.argmax(far))
+            raise ValueError(
+                f"y[{place}] = {name_some(labels.reshape(len(labels), -1)[place])} is too far from "
+                "the targets of training; check its unit"
+            )
+        return scaled.astype(np.float32)
 
     def predict(self, X: Any) -> Float[np.ndarray, "n K"]:
         """Return the targets [n], or [n, K] if there are several, in their own unit."""
         return self._values(self._validate(X))
 
     def _values(self, data: SeriesData) -> np.ndarray:
-        found = self._outputs(data) * self.target_scale_ + self.target_center_
-        return found[:, 0] if self.is_single_target_ else found
+        found = finite_outputs(self._outputs(data), data)
+        values = finite_outputs(found * self.target_scale_ + self.target_center_, data)
+        return values[:, 0] if self.is_single_target_ else values
 
     def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
         """Return the coefficient of determination R²; `y` are the labels of X if not given."""
         data = self._validate(X)
         weight = check_weight(sample_weight, len(data))
         r2_score = need("sklearn.metrics", extra="train").r2_score
-        truth = as_targets(read_labels(data, y), self._classifier)
-        return float(r2_score(truth, self._values(data), sample_weight=weight))
+        # Scaled, as squares of the targets need not be representable; R² is the same.
+        found = finite_outputs(self._outputs(data), data)
+        return float(r2_score(self._scaled(read_labels(data, y)), found, sample_weight=weight))
 
     def _task_state(self) -> dict[str, Any]:
         center, scale = self.target_center_.tolist(), self.target_scale_.tolist()
@@ -124,6 +154,17 @@ class SeriesRegressor(RegressorMixin):
     def _restore_task(self, task: Mapping[str, Any]) -> None:
         self.target_center_, self.target_scale_ = np.array(task["center"]), np.array(task["scale"])
         self.is_single_target_ = bool(task["is_single"])
+
+
+def finite_outputs(outputs: np.ndarray, data: SeriesData) -> np.ndarray:
+    """Return what a model says about each series, and refuse infinity and NaN."""
+    bad = ~np.isfinite(outputs).all(axis=1)
+    if bad.any():
+        raise ValueError(
+            f"the prediction for series {data.ids[int(np.argmax(bad))]!s} is not finite (so for "
+            f"{int(bad.sum())} of {len(bad)} series); look for times or values of extreme size"
+        )
+    return outputs
 
 
 def read_labels(data: SeriesData, y: Any) -> np.ndarray:

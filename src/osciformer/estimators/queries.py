@@ -15,6 +15,8 @@ from osciformer.events import EventSequences
 
 #: In training: chance of each part of the later rows that show what is known ahead.
 SHOWN_AHEAD = {1.0: 0.5, 0.5: 0.25, 0.0: 0.25}
+#: Times must lie within this of 0 in their unit, and gaps be above its inverse: ages are float32.
+LARGEST_TIME = 1e30
 _NAN = np.float32(np.nan)
 
 
@@ -177,9 +179,26 @@ def flatten_times(
     elif flat.dtype.kind in "Mm" or series.time_axis.kind == "number":
         flat = series.encode_times(flat, owner)
     flat = np.asarray(flat, dtype=np.float64)
-    if not np.isfinite(flat).all():
-        raise ValueError(f"times must be finite; got {flat[~np.isfinite(flat)][0]}")
+    refuse_far_times(series, flat, offsets, "is asked about")
     return flat, offsets
+
+
+def refuse_far_times(
+    series: IrregularSeries | EventSequences,
+    times: Float[np.ndarray, "Q"],
+    offsets: Int[np.ndarray, "n+1"],
+    verb: str = "has",
+) -> None:
+    """Refuse times, of the rows of series or asked about, that a model cannot compute with."""
+    far = ~(np.abs(times) <= LARGEST_TIME)
+    if far.any():
+        row = int(np.argmax(far))
+        what = "sequence" if isinstance(series, EventSequences) else "series"
+        name = f"{what} {series.ids[series_of_rows(offsets)[row]]!s}"
+        raise ValueError(
+            f"times must be finite and within {LARGEST_TIME:g} of 0; {name} {verb} the time "
+            f"{times[row]:g}. Check the unit of times and horizons"
+        )
 
 
 def last_target_times(

@@ -31,7 +31,7 @@ from osciformer.resonators.linear import (
     Rows,
 )
 from osciformer.resonators.trees import TreeShare
-from osciformer.train.tasks import class_metrics
+from osciformer.train.tasks import class_metrics, root_mean_square
 
 # Features of more bytes are computed part by part, and more than once.
 MEMORY = 1 << 30
@@ -320,7 +320,7 @@ class ResonatorClassifier(SeriesClassifier, ResonatorEstimator):
 
     def decision_function(self, X: Any) -> Float[np.ndarray, "n C"]:
         """Return logits; of two classes their difference [n], positive for the second."""
-        logits = self._outputs(self._validate(X))
+        logits = self._logits(self._validate(X))
         return logits[:, 1] - logits[:, 0] if logits.shape[1] == 2 else logits
 
     def _head_settings(self) -> dict[str, Any]:
@@ -368,10 +368,11 @@ class ResonatorRegressor(SeriesRegressor, ResonatorEstimator):
         return {}
 
     def _judge(self, outputs: np.ndarray, numbers: np.ndarray) -> dict[str, float]:
-        error = (outputs - numbers) * self.target_scale_
-        spread = np.square((numbers - numbers.mean(axis=0)) * self.target_scale_).mean(axis=0)
+        error = outputs - numbers
+        spread = np.square(numbers - numbers.mean(axis=0)).mean(axis=0)
         r2 = 1.0 - np.square(error).mean(axis=0) / np.where(spread > 0, spread, np.nan)
-        scores = {"rmse": np.sqrt(np.square(error).mean()), "mae": np.abs(error).mean()}
+        error = error * self.target_scale_
+        scores = {"rmse": root_mean_square(error), "mae": np.abs(error).mean()}
         return {name: float(value) for name, value in {**scores, "r2": r2.mean()}.items()}
 
     def _contrast(self) -> Float[np.ndarray, "C K"]:

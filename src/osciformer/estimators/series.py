@@ -25,6 +25,7 @@ from osciformer.data.series import IrregularSeries, TimeAxis, concatenate
 from osciformer.data.tables import Layout
 from osciformer.data.transforms import SeriesTransform
 from osciformer.estimators.base import TrainedEstimator, estimator, split
+from osciformer.estimators.queries import LARGEST_TIME, refuse_far_times
 from osciformer.train.fitting import choose_device, predict, undisturbed_random_state
 from osciformer.train.sources import Draw, SeriesSource, StreamSource
 from osciformer.train.tasks import Task
@@ -60,6 +61,7 @@ def _learn_scales(
     parts = []
     share = -(-SAMPLE_SIZE // (data.num_blocks if isinstance(data, ParquetSeries) else 1))
     for chunk in chunks(data):
+        refuse_far_times(chunk, chunk.times, chunk.offsets)
         transform.partial_fit(chunk)
         chosen = generator.permutation(len(chunk))[:share]
         parts.append(chunk.take(np.sort(chosen)).replace(labels=None))
@@ -211,10 +213,16 @@ class SeriesEstimator(TrainedEstimator):
 
     def _source(self, part: Numbered, **settings: Any) -> SeriesSource | StreamSource:
         """Return the batches of scaled series."""
-        settings["labels"], scale = part.numbers, self.transform_.transform
+        settings["labels"] = part.numbers
         if isinstance(part.data, ParquetSeries):
-            return StreamSource(part.data, prepare=scale, **settings)
-        return SeriesSource(scale(part.data), **settings)
+            return StreamSource(part.data, prepare=self._scale, **settings)
+        refuse_far_times(part.data, part.data.times, part.data.offsets)
+        return SeriesSource(self.transform_.transform(part.data), **settings)
+
+    def _scale(self, series: IrregularSeries) -> IrregularSeries:
+        """Return series with values in the unit of the model."""
+        refuse_far_times(series, series.times, series.offsets)
+        return self.transform_.transform(series)
 
     def _model_config(self, **of_data: Any) -> Any:
         sizes = {"input_dim": self.n_features_in_, "static_dim": len(self.static_names_in_)}
@@ -226,6 +234,12 @@ class SeriesEstimator(TrainedEstimator):
             torch.manual_seed(seed)
             model: Any = self.model_class(self._model_config())
             model.fit_time_scale(batch.times, batch.mask)
+        gap = float(model.inputs.age_scale.gap)
+        if gap * LARGEST_TIME < 1.0:
+            raise ValueError(
+                f"times must be {1 / LARGEST_TIME:g} apart or more; the median gap between rows is "
+                f"{gap:g}. Use a smaller unit of time"
+            )
         return model
 
     def _outputs_of(self, source: SeriesSource | StreamSource) -> Iterator[tuple[Batch, Tensor]]:

@@ -50,11 +50,11 @@ def choose_backend(
             raise RuntimeError(f"backend='triton' cannot run here: {trouble}")
     if backend != "auto":
         return backend, reason
-    # A compiled graph cannot look at values; it must not be fed a resonance of an undamped channel.
+    # A compiled graph cannot look at values; it must not be fed a resonance.
     if drive is not None and not torch.compiler.is_compiling():
         for role, (omega, zeta) in spectra.items():
-            if drive.is_resonant(role, omega, zeta):
-                return "reference", f"the drive is in undamped resonance with a {role} channel"
+            if drive.loses_digits(role, omega, zeta, dtype):
+                return "reference", f"the drive is too near resonance with a {role} channel"
     if device.type == "cuda" and dtype in triton.DTYPES and triton.missing(device) is None:
         return "triton", "kernels for CUDA; what they do not serve runs on 'blocked'"
     if length is not None and short.is_for(spectra["key"][0], dtype, length):

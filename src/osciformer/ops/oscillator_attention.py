@@ -66,6 +66,8 @@ def oscillator_attention(
 
     **Zero gaps.** There the logit is $\langle q_j(t_i), K_i\rangle$ and the value $V_i$, and by
     convention neither has a derivative in the gap: times get a gradient only through the path.
+    How that of several tokens at one time is shared among them differs between backends; its sum
+    over the tied tokens, the slope of moving them together, is the same.
 
     **Bidirectional.** A later key is attended to on the reversed time axis, where it is an earlier
     one. ``linear``, ``ridge`` and ``learned`` keep the same path there. The modes whose path

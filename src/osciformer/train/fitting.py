@@ -35,6 +35,7 @@ from osciformer.train.tasks import Task
 if TYPE_CHECKING:
     from osciformer.train.callbacks import Journal
 
+_RANDOM_STATE = threading.RLock()
 _LOGGERS = ("pytorch_lightning", "lightning_fabric", "lightning.pytorch", "lightning.fabric")
 
 
@@ -268,14 +269,18 @@ def _processes(config: TrainConfig) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def undisturbed_random_state() -> Iterator[None]:
-    """Put the states of Python's, NumPy's and torch's generators back afterwards."""
-    python, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002
-    try:
-        with torch.random.fork_rng(range(torch.cuda.device_count())):
-            yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy_state)  # noqa: NPY002
+    """Put the states of Python's, NumPy's and torch's generators back afterwards.
+
+    All threads share these generators, so that another thread waits until then.
+    """
+    with _RANDOM_STATE:
+        python, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002
+        try:
+            with torch.random.fork_rng(range(torch.cuda.device_count())):
+                yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy_state)  # noqa: NPY002
 
 
 @contextlib.contextmanager

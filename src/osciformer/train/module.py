@@ -67,15 +67,24 @@ class TrainingModule(pl.LightningModule):
         return loss
 
     def finish_epoch(self) -> None:
-        """Put the training loss of all processes together, and refuse one that is not finite."""
+        """Put the training loss of all processes together; refuse what is not finite."""
         self.train_loss = self._mean_loss()
-        if not np.isfinite(self.train_loss):
-            raise advise(
-                FloatingPointError,
-                f"the training loss became {self.train_loss} in epoch "
-                f"{self.trainer.current_epoch}; use a smaller learning_rate or ",
-                Mention("precision", "32-true"),
-            )
+        watched = self.metrics.get("loss", 0.0)
+        # The last step of an epoch may overflow after its loss was computed.
+        is_sound = all(bool(p.isfinite().all()) for p in self.parameters())
+        for name, value, is_bad in (
+            ("training loss", self.train_loss, not np.isfinite(self.train_loss)),
+            ("weights", "infinite or nan", not is_sound),
+            ("validation loss", watched, np.isnan(watched)),
+        ):
+            if is_bad:
+                raise advise(
+                    FloatingPointError,
+                    f"the {name} became {value} in epoch {self.trainer.current_epoch}; use a "
+                    "smaller learning_rate or ",
+                    Mention("precision", "32-true"),
+                    ", and look for values of extreme size",
+                )
 
     def on_validation_epoch_start(self) -> None:
         """Forget the metrics of the epoch before."""

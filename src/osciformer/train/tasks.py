@@ -189,8 +189,24 @@ class Regression(Task):
     def summarise(self, *columns: np.ndarray) -> dict[str, float]:
         """Return `rmse` and `mae`, in the unit of the targets."""
         error = columns[0] * np.asarray(self.scale)
-        rmse, mae = np.sqrt(np.square(error).mean()), np.abs(error).mean()
-        return {"rmse": float(rmse), "mae": float(mae)}
+        return {"rmse": root_mean_square(error), "mae": float(np.abs(error).mean())}
+
+
+def power_of_two(x: Float[np.ndarray, "n *S"]) -> Float[np.ndarray, "*S"]:
+    """Return a unit near the largest size along the first axis; dividing by it loses no bit."""
+    size = np.abs(x).max(axis=0, initial=0.0)
+    return np.where(size > 0, np.ldexp(1.0, np.frexp(size)[1] - 1), 1.0)
+
+
+def root_mean_square(x: Float[np.ndarray, "*S"]) -> float:
+    """Return the root of the mean square, of numbers whose squares need not be representable.
+
+    Example:
+        >>> root_mean_square(np.array([3e200, 4e200])) / 1e200
+        3.5355339059327378
+    """
+    unit = power_of_two(x.reshape(-1))
+    return float(np.sqrt(np.square(x / unit).mean()) * unit)
 
 
 @dataclass(frozen=True)
@@ -215,7 +231,7 @@ class Quantiles(Task):
         targets, scored = _scored_targets(batch)
         found = output.detach().float()
         middle = min(range(len(self.quantiles)), key=lambda k: abs(self.quantiles[k] - 0.5))
-        error = found[..., middle] - targets
+        error = (found[..., middle] - targets).double()  # its square may be beyond float32
         parts = (
             pinball(found, targets, self.quantiles).mean(dim=-1),
             error.abs(),

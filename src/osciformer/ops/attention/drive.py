@@ -11,9 +11,9 @@ from osciformer._types import Tensor
 
 Role = Literal["key", "value"]
 
-# Below this |1/H| relative to the drive frequency squared, the split of a driven oscillator into
-# steady state and free oscillation is all cancellation.
-_SMALLEST_DETUNING = 1e-6
+# How much larger than the response its two parts, or their slopes, may be: float64 arithmetic then
+# leaves errors of about 1e-11 for float64 tokens, and of 1e-7 for others.
+_LARGEST_PARTS, _LARGEST_PARTS_SINGLE = 1e5, 1e9
 
 
 @dataclass(frozen=True)
@@ -78,14 +78,29 @@ class Drive:
         sin = torch.zeros_like(given) if sin is None else sin
         return self.omega.expand(given.shape[:2]), cos, sin
 
-    def is_resonant(self, role: Role, omega: Tensor, zeta: Tensor) -> bool:
-        """Return whether the drive hits an undamped channel at its frequency (reads values)."""
+    def loses_digits(self, role: Role, omega: Tensor, zeta: Tensor, dtype: torch.dtype) -> bool:
+        r"""Return whether steady state and free oscillation are too large to be split (reads them).
+
+        Each has the size $|H|$, its slopes in the frequencies and in the damping the size
+        $|H|^2 |\partial(1/H)|$, while the response, their difference, stays bounded: near an
+        undamped resonance, and of slow channels under a slow drive, it is all cancellation.
+
+        Args:
+            role: Whose drive.
+            omega: Natural frequencies of that role `[H, C]`.
+            zeta: Their damping ratios `[H, C]`.
+            dtype: Of the tokens, which decides how many digits are wanted.
+        """
         gains = self.gains(role)
         if gains is None:
             return False
-        mode = gains[0].detach()[..., None]
-        real, imag = detuning(mode, omega.detach()[:, None], zeta.detach()[:, None])
-        return bool((torch.hypot(real, imag) < _SMALLEST_DETUNING * mode * mode).any())
+        mode = gains[0].detach().double().abs()[..., None]
+        omega, zeta = (x.detach().double()[:, None] for x in (omega, zeta))
+        gain = torch.hypot(*detuning(mode, omega, zeta)).reciprocal()
+        slope = 2.0 * torch.maximum(mode, omega) * (1.0 + zeta)
+        limit = _LARGEST_PARTS if dtype == torch.float64 else _LARGEST_PARTS_SINGLE
+        # Not `>`: at rest under a constant force, infinity times zero is NaN.
+        return not bool((gain * (1.0 + gain * slope) <= limit).all())
 
 
 def detuning(mode: Tensor, omega: Tensor, zeta: Tensor) -> tuple[Tensor, Tensor]:

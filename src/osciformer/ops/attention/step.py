@@ -10,10 +10,12 @@ such form: its fit changes with every later token.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
 import torch
+from torch.nn import functional
 
 from osciformer._types import Bool, Complex, Float, Int, Tensor
 from osciformer.math.basis import design_matrix, solve_ridge
@@ -21,6 +23,9 @@ from osciformer.math.driven import driven_averages, driven_integrals, driven_res
 from osciformer.math.integrals import modulated_averages, phi1
 from osciformer.math.oscillator import moments
 from osciformer.ops.attention.gap import ramp_integral, transition
+
+# Tokens that were merged have ages within about this part of each other.
+_AGE_STEP = 0.04
 
 STREAMING_QUERIES = ("hold", "linear", "ridge_causal", "anchored", "learned")
 
@@ -141,6 +146,7 @@ class StepCache:
     time: Float[Tensor, " B"]  # T
     times: Float[Tensor, "B N"]  # of the tokens
     present: Bool[Tensor, "B N"]  # which tokens count
+    size: Float[Tensor, "B N"]  # how many tokens each stands for, see `merge_old`
     keys: Motion
     values: Motion
     value_sum: Float[Tensor, "B N H C"]  # integral of each value
@@ -154,8 +160,8 @@ class StepCache:
 
     @property
     def count(self) -> Int[Tensor, " B"]:
-        """Number of present tokens."""
-        return self.present.sum(dim=1)
+        """Number of present tokens, those that were merged included."""
+        return torch.where(self.present, self.size, 0.0).sum(dim=1).round().long()
 
 
 # Everything else in a cache has a token axis.
@@ -182,7 +188,8 @@ def empty_cache(batch_size: int, settings: StepSettings) -> StepCache:
     keys = _start_motion((tokens, None, None), settings.key_medium)
     values = _start_motion((tokens, None, None), settings.value_medium)
     kept = (tokens, tokens, modes, score, last_query, gram, targets)
-    return StepCache(series, no_times, no_times.bool(), keys, values, *kept, series)
+    none = no_times.bool()
+    return StepCache(series, no_times, none, no_times, keys, values, *kept, series)
 
 
 def advance(
@@ -245,6 +252,7 @@ def append(
     sums = ("value_sum", "key_sum", "modes", "score")
     more: dict[str, Any] = {name: _extended(getattr(cache, name), group) for name in sums}
     more["times"], more["present"] = _joined(cache.times, times), _joined(cache.present, present)
+    more["size"] = _joined(cache.size, torch.ones_like(times))
     more["keys"] = _joined(cache.keys, _start_motion(keys, settings.key_medium))
     more["values"] = _joined(cache.values, _start_motion(values, settings.value_medium))
     return replace(cache, last_query=last_query, gram=gram, targets=targets, origin=origin, **more)
@@ -263,7 +271,8 @@ def attend(
     integral, at_zero = _scores(cache, settings, None if q is None else q.double())
     apart, mean = positive[:, None, :, None], integral * inverse[:, None, :, None]
     logits = torch.where(apart, mean, at_zero)  # [B, R, N, H]
-    logits = torch.where(cache.present[:, None, :, None], logits * settings.scale, -torch.inf)
+    logits = logits * settings.scale + cache.size.log()[:, None, :, None]
+    logits = torch.where(cache.present[:, None, :, None], logits, -torch.inf)
     some = cache.present.any(dim=1)[:, None, None, None]
     weights = torch.where(some, torch.softmax(torch.where(some, logits, 0.0), dim=2), 0.0)
     # At a zero gap the position is the token's own start, the limit of the average.
@@ -330,6 +339,54 @@ def _joined(a: Any, b: Any) -> Any:
 def _extended(x: Tensor | None, count: int) -> Tensor | None:
     """Append zeros for `count` more tokens."""
     return None if x is None else _joined(x, x.new_zeros(x.shape[0], count, *x.shape[2:]))
+
+
+def merge_old(cache: StepCache, window: float) -> StepCache:
+    r"""Return the cache with tokens older than a window merged, those of similar age into one.
+
+    Everything in a cache is linear in its tokens, so a merged one is their mean, with as many
+    weights as there are tokens in it. Its age differs from theirs by a tenth or so: N tokens
+    beyond the window become about $25 \log(T / \mathrm{window})$, T the age of the oldest.
+
+    **Error.** A damped oscillator comes to rest, so that the mean since its start falls as 1 / age:
+    past a window W the logit of a motion below $a e^{-\gamma s}$ is at most $d = \mathrm{scale}
+    \sum_c |q_c| a_c / (\gamma_c W)$. So is that of a mean of such motions, and no weight changes by
+    more than a factor $e^{4d}$; differences within a merged token average out.
+    """
+    age = cache.time[:, None] - cache.times
+    is_old = cache.present & (age > window)
+    steps = torch.where(is_old, age / window, 1.0).log() / math.log1p(_AGE_STEP)
+    bucket = torch.where(is_old, steps.floor(), -1.0)
+    # A token begins another one unless it shares the bucket of the present token before it.
+    place = torch.where(cache.present, torch.arange(age.shape[1], device=age.device), -1)
+    before = functional.pad(place.cummax(dim=1).values, (1, -1), value=-1)
+    same = bucket == bucket.gather(1, before.clamp(min=0))
+    begins = cache.present & ~(is_old & same & (before >= 0))
+    count = begins.sum(dim=1)
+    length = int(count.max())
+    # Absent tokens go to a spare place, which is cut off.
+    segment = torch.where(cache.present, begins.cumsum(dim=1) - 1, length)
+    size = torch.where(cache.present, cache.size, 0.0)
+
+    def total(x: Tensor) -> Tensor:
+        index = segment.view(*segment.shape, *[1] * (x.ndim - 2)).expand_as(x)
+        return x.new_zeros(len(x), length + 1, *x.shape[2:]).scatter_add_(1, index, x)[:, :length]
+
+    present = torch.arange(length, device=age.device) < count[:, None]
+    new_size = torch.where(present, total(size), 1.0)
+
+    def mean(x: Any) -> Any:
+        if isinstance(x, Motion):
+            return Motion(*map(mean, x))
+        if x is None:
+            return None
+        shape = [1] * (x.ndim - 2)
+        return total(x * size.view(*size.shape, *shape)) / new_size.view(*new_size.shape, *shape)
+
+    kept = (*_PER_SERIES, "present", "size")
+    names = [field.name for field in fields(StepCache) if field.name not in kept]
+    merged = {name: mean(getattr(cache, name)) for name in names}
+    return replace(cache, present=present, size=new_size, **merged)
 
 
 def merge(chosen: Bool[Tensor, " B"], shorter: StepCache, longer: StepCache) -> StepCache:

@@ -124,11 +124,11 @@ def expand_channels(
     omega, zeta = tokens.omega, tokens.zeta
     gains = None if drive is None else drive.gains(role)
     can_read = not torch.compiler.is_compiling()
-    if drive is not None and can_read and drive.is_resonant(role, omega, zeta):
+    if drive is not None and can_read and drive.loses_digits(role, omega, zeta, tokens.start.dtype):
         raise ValueError(
-            f"drive.omega hits an undamped {role} channel at its own frequency, where the split"
-            " into steady state and free oscillation has a pole; use backend='reference' or a"
-            f" {role}_zeta above 0 there"
+            f"drive.omega is too near the frequency of a {role} channel with little damping, where"
+            " the split into steady state and free oscillation loses its digits; use"
+            f" backend='reference' or 'auto', or a larger {role}_zeta there"
         )
     if tokens.equilibrium is None and gains is None:
         return tokens, 1
