@@ -211,6 +211,20 @@ class TestCertificate:
         assert not trusted.is_proof
         assert trusted.num_modes <= proved.num_modes <= trusted.num_modes + 4
 
+    def test_an_exact_query_may_be_rough(self) -> None:
+        def rough(t: Tensor) -> Tensor:
+            return torch.stack((torch.sign(torch.sin(40 * t)),) * 3, dim=-1)
+
+        found = approximate_attention(rough, KEYS, TIMES, 1e-2, exact_query=True)
+        assert found.certificate.num_modes < 20
+        assert found.certificate.query_error == 0.0
+        assert found.certificate.holds
+        assert found.query is None
+        with pytest.raises(ValueError, match="no query on the bank"):
+            found.attend()
+        with pytest.raises(ValueError, match="Raise one of them"):
+            approximate_attention(rough, KEYS, TIMES, 1e-2, max_modes=64)
+
     def test_holds_looks_at_every_pair(self) -> None:
         good, bad = Evidence(1.0, 2.0), Evidence(2.0, 1.0)
 

@@ -66,7 +66,7 @@ class ApproximateAttention:
 
     bank: OscillatorBank  #: The oscillators that all paths share.
     times: Float[Tensor, "N"]  #: Times of keys and rows.
-    query: Float[Tensor, "M+1 2 d"]  #: State of the query at the first time.
+    query: Float[Tensor, "M+1 2 d"] | None  #: State of the query at the first time; None if exact.
     keys: Float[Tensor, "N M+1 2 d"]  #: States of the keys at their own times.
     values: Float[Tensor, "N M+1 2 e"] | None  #: States of the values, if there are some.
     certificate: Certificate  #: Measured errors and proved bounds.
@@ -77,6 +77,8 @@ class ApproximateAttention:
         A mode of a channel is a channel of `oscillator_attention`, and the query, which all modes
         of a channel are asked, is a learned path. So all integrals are closed forms.
         """
+        if self.query is None:
+            raise ValueError("exact_query=True leaves no query on the bank to attend with")
         values = self.keys if self.values is None else self.values
         num_modes, width = len(self.bank.omega), max(self.keys.shape[-1], values.shape[-1])
         omega = self.bank.omega.repeat_interleave(width)[None]
@@ -150,6 +152,7 @@ def approximate_attention(
     tol: float,
     *,
     values: Sequence[Path] | None = None,
+    exact_query: bool = False,
     method: Method = "least_squares",
     lipschitz: float | None = None,
     max_modes: int = 256,
@@ -170,6 +173,8 @@ def approximate_attention(
         times: Times of the keys, which are those of the rows, not decreasing.
         tol: Largest error, as proved.
         values: N values, likewise; of any number of channels.
+        exact_query: Keep the query as it is, as the theorem does. A query that is rough, like a
+            spline through tokens, would need many more modes than the keys.
         method: `least_squares`, or `fejer`, the construction of the proof, which needs many modes.
         lipschitz: A Lipschitz constant that query, keys and values share.
         max_modes: Number of modes at which the search gives up with an error.
@@ -193,7 +198,7 @@ def approximate_attention(
     if not tol > 0.0:
         raise ValueError(f"tol must be positive; got {tol}")
     check_times("times", times[None], None)
-    search = _Search(q, keys, values, times, tol, method, lipschitz)
+    search = _Search(q, keys, values, times, tol, exact_query, method, lipschitz)
     low, high = 0, 1
     while not (best := search.attempt(high)).is_enough(tol):
         if high >= max_modes:
@@ -213,7 +218,7 @@ def approximate_attention(
 class _Fit(NamedTuple):
     """Initial states of a path, and bounds on its error and its size."""
 
-    states: Tensor
+    states: Tensor | None  # None for a path that is kept as it is
     error: float
     size: float
 
@@ -248,10 +253,12 @@ class _Search:
         values: Sequence[Path] | None,
         times: Tensor,
         tol: float,
+        exact_query: bool,
         method: Method,
         lipschitz: float | None,
     ) -> None:
         self.q, self.keys, self.values, self.times = q, keys, values, times
+        self.exact_query = exact_query
         self.method, self.lipschitz = method, lipschitz
         self.start, self.end = times[0].item(), times[-1].item()
         self.length = self.end - self.start or 1.0
@@ -275,7 +282,7 @@ class _Search:
         """Fit all paths with a number of modes."""
         bank = OscillatorBank.on_grid(num_modes, self.length)
         begins = self.times.tolist()
-        query = self._fit(bank, self.q, self.start)
+        query = self._fit(bank, self.q, self.start, is_exact=self.exact_query)
         keys = [self._fit(bank, path, t) for path, t in zip(self.keys, begins, strict=True)]
         pairs = zip(self.values or (), begins, strict=self.values is not None)
         values = [self._fit(bank, path, t) for path, t in pairs]
@@ -287,7 +294,16 @@ class _Search:
             outputs = output_bound(weights, *sizes)
         return _Attempt(bank, query, keys, values, logits, weights, outputs)
 
-    def _fit(self, bank: OscillatorBank, path: Path, begin: float) -> _Fit:
+    def _fit(
+        self, bank: OscillatorBank, path: Path, begin: float, *, is_exact: bool = False
+    ) -> _Fit:
+        s = self._grid(begin, max(self.num_points, _POINTS_PER_MODE * bank.num_modes))
+        wanted = path(begin + s).double()
+        half = 0.5 * s[1].item()  # no point is further from one of the grid
+        size = wanted.norm(dim=-1).max().item()
+        size += _largest_step(wanted) if self.lipschitz is None else half * self.lipschitz
+        if is_exact:
+            return _Fit(None, 0.0, size)
         if self.method == "fejer":
             # Of an interval without length nothing but the constant is left.
             end = self.start + self.length
@@ -295,26 +311,16 @@ class _Search:
             states = fejer_states(held, bank, begin, start=self.start, end=end)
         else:
             states = least_squares_states(path, bank, begin, end=self.end)
-        num_points = max(self.num_points, _POINTS_PER_MODE * bank.num_modes)
-        s = self._grid(begin, num_points)
-        wanted = path(begin + s).double()
         error = wanted - bank.path(states, s)
-        unseen, change = self._unseen(bank, states, s, error, wanted)
-        size = wanted.norm(dim=-1).max().item()
-        rounding = _ROUNDING * (size + bank.amplitudes(states).sum().item())
-        return _Fit(states, error.norm(dim=-1).max().item() + unseen + rounding, size + change)
-
-    def _unseen(
-        self, bank: OscillatorBank, states: Tensor, s: Tensor, error: Tensor, wanted: Tensor
-    ) -> tuple[float, float]:
-        """Return how much more the error and the path may be between the points of the grid."""
+        waves = bank.amplitudes(states)
         if self.lipschitz is None:
-            steps = (x.diff(dim=0).norm(dim=-1).max().item() for x in (error, wanted))
-            return next(steps), next(steps)
-        half = 0.5 * s[1].item()  # no point is further from one of the grid
-        curvature = (bank.omega**2 @ bank.amplitudes(states)).item()
-        speed = bank.speed(states, s).norm(dim=-1).max().item() + half * curvature
-        return half * (self.lipschitz + speed), half * self.lipschitz
+            unseen = _largest_step(error)
+        else:
+            curvature = (bank.omega**2 @ waves).item()
+            speed = bank.speed(states, s).norm(dim=-1).max().item() + half * curvature
+            unseen = half * (self.lipschitz + speed)
+        rounding = _ROUNDING * (size + waves.sum().item())
+        return _Fit(states, error.norm(dim=-1).max().item() + unseen + rounding, size)
 
     def certify(self, found: _Attempt) -> ApproximateAttention:
         """Measure the errors of what was found."""
@@ -322,7 +328,8 @@ class _Search:
         begins = times.tolist()
 
         def on_bank(fit: _Fit, begin: float) -> Path:
-            return lambda t: bank.path(fit.states, t - begin)
+            states = fit.states
+            return self.q if states is None else lambda t: bank.path(states, t - begin)
 
         def products(query: Path, keys: Sequence[Path]) -> list[Path]:
             return [_product(query, key) for key in keys]
@@ -353,11 +360,16 @@ class _Search:
             is_proof=self.lipschitz is not None,
         )
         keys, values = (
-            torch.stack([fit.states for fit in fits]) if fits else None
+            torch.stack([fit.states for fit in fits if fit.states is not None]) if fits else None
             for fits in (found.keys, found.values)
         )
         assert keys is not None
         return ApproximateAttention(bank, times, found.query.states, keys, values, certificate)
+
+
+def _largest_step(values: Tensor) -> float:
+    """Return how far a path moves at most from one point of a grid to the next."""
+    return values.diff(dim=0).norm(dim=-1).max().item()
 
 
 def _product(query: Path, key: Path) -> Callable[[Tensor], Tensor]:
