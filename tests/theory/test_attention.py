@@ -148,12 +148,11 @@ class TestCertificate:
             q, steepest = waves(generator, width)
             steepest = max([steepest] + [constant for _, constant in made])
             tol = 10.0 ** uniform(generator, *((-1.0, -0.3) if has_corner else (-6.0, -0.5)))
-            is_proof = tol > 3e-2 and uniform(generator, 0, 1) < 0.3
+            is_proof = tol > 0.1 and uniform(generator, 0, 1) < 0.5
             found = approximate_attention(
                 *(q, keys, times, tol),
                 values=values,
                 lipschitz=steepest if is_proof else None,
-                max_modes=1024,
             )
             certificate = found.certificate
             assert certificate.holds

@@ -24,6 +24,8 @@ Method = Literal["least_squares", "fejer"]
 # Grid points for the suprema: a turn of the fastest mode has 64, an interval at least 256.
 _POINTS_PER_MODE, _FEWEST_POINTS = 32, 256
 _MOST_POINTS = 1 << 18
+# Part of the tolerance that fits may lose to keep their states small.
+_RANK_SHARE = 1e-3
 # What float64 may add to an error, in parts of the path and of the waves that make it up.
 _ROUNDING = 1e-14
 # Phase over the interval that quadrature resolves, beside that of the bank.
@@ -258,7 +260,7 @@ class _Search:
         lipschitz: float | None,
     ) -> None:
         self.q, self.keys, self.values, self.times = q, keys, values, times
-        self.exact_query = exact_query
+        self.exact_query, self.rank_tolerance = exact_query, max(1e-13, _RANK_SHARE * tol)
         self.method, self.lipschitz = method, lipschitz
         self.start, self.end = times[0].item(), times[-1].item()
         self.length = self.end - self.start or 1.0
@@ -310,7 +312,8 @@ class _Search:
             held = path if self.end > self.start else lambda t: path(t.clamp(max=self.end))
             states = fejer_states(held, bank, begin, start=self.start, end=end)
         else:
-            states = least_squares_states(path, bank, begin, end=self.end)
+            options = {"end": self.end, "rank_tolerance": self.rank_tolerance}
+            states = least_squares_states(path, bank, begin, **options)
         error = wanted - bank.path(states, s)
         waves = bank.amplitudes(states)
         if self.lipschitz is None:

@@ -19,7 +19,7 @@ from osciformer.theory.bank import OscillatorBank
 #: A path: times `[T]` in float64 to values `[T, d]`.
 Path = Callable[[Tensor], Tensor]
 
-# Directions of the least squares that rounding has filled are left out: relative singular value.
+# Relative singular value below which rounding has filled a direction of the least squares.
 _RANK_TOLERANCE = 1e-13
 # Gauss panels over the interval, at least: paths are no smoother than their caller made them.
 _FEWEST_PANELS = 64
@@ -117,7 +117,12 @@ def fejer_states(
 
 
 def least_squares_states(
-    path: Path, bank: OscillatorBank, anchor: float, *, end: float
+    path: Path,
+    bank: OscillatorBank,
+    anchor: float,
+    *,
+    end: float,
+    rank_tolerance: float = _RANK_TOLERANCE,
 ) -> Float[Tensor, "M+1 2 d"]:
     r"""Return states at `anchor` whose path fits a key on $[t_i, b]$ by least squares.
 
@@ -125,6 +130,14 @@ def least_squares_states(
     the interval needs, so no jump of value or slope at its ends slows the convergence down, as it
     does with the even extension; the price is a matrix of nearly dependent columns, of which the
     smallest singular values are left out. Works for damped banks, too.
+
+    Args:
+        path: The path, a function of times.
+        bank: The bank.
+        anchor: Time $t_i$ of the states.
+        end: Last time b at which the path counts.
+        rank_tolerance: Singular values below this part of the largest are left out. That costs a
+            smooth path about this part of its size, and keeps the states of a rough one small.
     """
     columns = 2 * bank.num_modes + 1
     k = torch.arange(2 * columns + 16, dtype=torch.float64)
@@ -133,7 +146,7 @@ def least_squares_states(
     design = torch.cat((rows[..., 0], rows[:, 1:, 1] * bank.omega[1:]), dim=-1)
     wanted = path(anchor + s).double()
     u, size, vt = torch.linalg.svd(design, full_matrices=False)
-    inverse = torch.where(size > _RANK_TOLERANCE * size[0], 1.0 / size, 0.0)
+    inverse = torch.where(size > rank_tolerance * size[0], 1.0 / size, 0.0)
     found = vt.mT @ (inverse[:, None] * (u.mT @ wanted))
     cos, sin = found[: bank.num_modes + 1], found[bank.num_modes + 1 :]
     return realise(bank, cos, torch.cat((torch.zeros_like(cos[:1]), sin)))
