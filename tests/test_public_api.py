@@ -51,6 +51,7 @@ PACKAGES = (
     "saving",
     "streaming",
     "testing",
+    "theory",
     "train",
 )
 

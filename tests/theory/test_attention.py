@@ -224,6 +224,15 @@ class TestCertificate:
         with pytest.raises(ValueError, match="Raise one of them"):
             approximate_attention(rough, KEYS, TIMES, 1e-2, max_modes=64)
 
+    def test_a_proof_for_large_values_and_small_keys(self) -> None:
+        keys = [lambda t, k=k: 0.01 * k(t) for k in KEYS]
+        values = [lambda t, k=k: 3.0 * k(t) for k in KEYS]
+        options = {"values": values, "lipschitz": 75.0}
+        found = approximate_attention(query, keys, TIMES, 0.2, **options).certificate
+        assert found.outputs is not None
+        assert found.outputs.measured <= found.outputs.proved <= 0.2
+        assert found.num_modes < 40
+
     def test_holds_looks_at_every_pair(self) -> None:
         good, bad = Evidence(1.0, 2.0), Evidence(2.0, 1.0)
 
@@ -252,6 +261,9 @@ class TestCertificate:
         ({"tol": 0.0}, "tol must be positive; got 0.0"),
         ({"values": KEYS[:2]}, "values must be 5, one for each key; got 2"),
         ({"method": "spline"}, "method must be one of"),
+        ({"q": lambda t: t}, r"must map times \[257\] to finite .*starts at -0.5 returned \[257\]"),
+        ({"q": lambda t: query(t).log()}, "returned .* with NaN or infinity"),
+        ({"keys": [lambda t: t[:, None]] * 5}, "keys must have the channels of the query, 3"),
     ],
 )
 def test_refuses_what_it_cannot_use(changes: dict[str, object], message: str) -> None:

@@ -200,21 +200,9 @@ def approximate_attention(
     if not tol > 0.0:
         raise ValueError(f"tol must be positive; got {tol}")
     check_times("times", times[None], None)
-    search = _Search(q, keys, values, times, tol, exact_query, method, lipschitz)
-    low, high = 0, 1
-    while not (best := search.attempt(high)).is_enough(tol):
-        if high >= max_modes:
-            raise ValueError(
-                f"tol must be within reach of max_modes={max_modes}; got tol={tol:g}, and with "
-                f"{high} modes the bound is {best.worst:.3g}. Raise one of them"
-                + (", or use method='least_squares'" if method == "fejer" else "")
-            )
-        low, high = high, min(2 * high, max_modes)
-    while high - low > 1:
-        middle = (low + high) // 2
-        found = search.attempt(middle)
-        low, high, best = (low, middle, found) if found.is_enough(tol) else (middle, high, best)
-    return search.certify(best)
+    with torch.no_grad():
+        search = _Search(q, keys, values, times, tol, exact_query, method, lipschitz)
+        return search.certify(search.run(max_modes))
 
 
 class _Fit(NamedTuple):
@@ -241,9 +229,6 @@ class _Attempt:
     def worst(self) -> float:
         return max(self.weights, self.outputs)
 
-    def is_enough(self, tol: float) -> bool:
-        return self.worst <= tol
-
 
 class _Search:
     """The problem that bisection tries numbers of modes on."""
@@ -261,24 +246,50 @@ class _Search:
     ) -> None:
         self.q, self.keys, self.values, self.times = q, keys, values, times
         self.exact_query, self.rank_tolerance = exact_query, max(1e-13, _RANK_SHARE * tol)
-        self.method, self.lipschitz = method, lipschitz
+        self.tol, self.method, self.lipschitz = tol, method, lipschitz
         self.start, self.end = times[0].item(), times[-1].item()
         self.length = self.end - self.start or 1.0
         self.width = q(times[:1]).shape[-1]
         self.num_points = _FEWEST_POINTS
         if lipschitz is not None:
             # What is unknown between grid points shall cost a quarter of the tolerance.
-            paths = [(q, self.start), *zip(keys, times.tolist(), strict=True)]
-            size = max(self._values(path, begin).norm(dim=-1).max().item() for path, begin in paths)
-            wanted = 8.0 * lipschitz * self.length * size / (math.sqrt(self.width) * tol)
+            begins = times.tolist()
+            share = self._size([q, *keys], [self.start, *begins]) / math.sqrt(self.width)
+            if values is not None:
+                share = 1.0 + share * max(1.0, self._size(values, begins))
+            wanted = 8.0 * lipschitz * self.length * share / tol
             self.num_points = min(max(_FEWEST_POINTS, math.ceil(wanted)), _MOST_POINTS)
+
+    def run(self, max_modes: int) -> _Attempt:
+        """Return the attempt with the fewest modes that doubling and bisection find."""
+        low, high = 0, 1
+        while (best := self.attempt(high)).worst > self.tol:
+            if high >= max_modes:
+                raise ValueError(
+                    f"tol must be within reach of max_modes={max_modes}; got tol={self.tol:g}, and "
+                    f"with {high} modes the bound is {best.worst:.3g}. Raise one of them"
+                    + (", or use method='least_squares'" if self.method == "fejer" else "")
+                )
+            low, high = high, min(2 * high, max_modes)
+        while high - low > 1:
+            middle = (low + high) // 2
+            found = self.attempt(middle)
+            low, high, best = (
+                (low, middle, found) if found.worst <= self.tol else (middle, high, best)
+            )
+        return best
 
     def _grid(self, begin: float, num_points: int) -> Tensor:
         share = torch.linspace(0.0, 1.0, num_points + 1, dtype=torch.float64)
         return (self.end - begin) * share
 
-    def _values(self, path: Path, begin: float) -> Tensor:
-        return path(begin + self._grid(begin, _FEWEST_POINTS)).double()
+    def _size(self, paths: Sequence[Path], begins: Sequence[float]) -> float:
+        """Return about the largest norm of some paths."""
+        found = (
+            path(begin + self._grid(begin, _FEWEST_POINTS)).norm(dim=-1).max().item()
+            for path, begin in zip(paths, begins, strict=True)
+        )
+        return max(found)
 
     def attempt(self, num_modes: int) -> _Attempt:
         """Fit all paths with a number of modes."""
@@ -288,6 +299,8 @@ class _Search:
         keys = [self._fit(bank, path, t) for path, t in zip(self.keys, begins, strict=True)]
         pairs = zip(self.values or (), begins, strict=self.values is not None)
         values = [self._fit(bank, path, t) for path, t in pairs]
+        if {k.states.shape[-1] for k in keys if k.states is not None} != {self.width}:
+            raise ValueError(f"keys must have the channels of the query, {self.width}, all of them")
         logits = max(logit_bound(query.size, k.size, query.error, k.error) for k in keys)
         weights = softmax_bound(logits / math.sqrt(self.width))
         outputs = 0.0
@@ -301,6 +314,12 @@ class _Search:
     ) -> _Fit:
         s = self._grid(begin, max(self.num_points, _POINTS_PER_MODE * bank.num_modes))
         wanted = path(begin + s).double()
+        if wanted.ndim != 2 or len(wanted) != len(s) or not bool(wanted.isfinite().all()):
+            raise ValueError(
+                f"query, keys and values must map times [{len(s)}] to finite numbers "
+                f"[{len(s)}, d]; one that starts at {begin:g} returned {list(wanted.shape)}"
+                + (" with NaN or infinity" if not bool(wanted.isfinite().all()) else "")
+            )
         half = 0.5 * s[1].item()  # no point is further from one of the grid
         size = wanted.norm(dim=-1).max().item()
         size += _largest_step(wanted) if self.lipschitz is None else half * self.lipschitz
