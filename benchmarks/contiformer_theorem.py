@@ -255,20 +255,22 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--output", type=Path, required=True, help="JSON file")
     parser.add_argument("--table", type=Path, help="Markdown file; without it, standard output")
+    parser.add_argument("--commit", help="to record, where git cannot tell")
     parser.add_argument("--quick", action="store_true", help="toy size, only to see it run")
     options = parser.parse_args(arguments)
-    number, num_series, tolerances, modes = 400, 5, TOLERANCES, (16, 64, 256)
+    number, num_series, tolerances, modes = 400, 4, TOLERANCES, (16, 64, 256)
     chosen = SETTINGS
     if options.quick:
         number, num_series, tolerances, modes = 32, 1, TOLERANCES[:2], (16,)
         chosen = {**SETTINGS, "max_epochs": 1}
+    meta = describe("contiformer_theorem.py", arguments, commit=options.commit)
     train, test = make_series(number, 0), make_series(number, 1)
     model = OsciFormerClassifier(**estimator_arguments("classification", chosen)).fit(train)
     accuracy = model.score(test)
     progress(f"test accuracy {accuracy:.3f} after {model.n_iter_} epochs")
     settings = {"estimator": chosen, "series": number, "tolerances": tolerances}
     content: dict[str, Any] = {
-        "meta": describe("contiformer_theorem.py", arguments),
+        "meta": meta,
         "settings": settings,
         "accuracy": accuracy,
         "rows": [],

@@ -59,31 +59,26 @@ class OscillatorBank:
 
     def readout(self, s: Float[Tensor, "*S"]) -> Float[Tensor, "*S M+1 2"]:
         """Return what position and velocity of each mode become in the path after times `s`."""
-        return self.flow(s)[..., 0, :]
+        return torch.stack(self._entries(s)[:2], dim=-1)
 
     def flow(self, s: Float[Tensor, "*S"]) -> Float[Tensor, "*S M+1 2 2"]:
         r"""Return the blocks of $e^{As}$ of the modes, for times `s` that are not negative."""
+        return torch.stack(self._entries(s), dim=-1).unflatten(-1, (2, 2))
+
+    def _entries(self, s: Tensor) -> tuple[Tensor, ...]:
         s = s.double()[..., None]
-        omega, gamma = self.omega, self.gamma
-        entries: tuple[Tensor, ...]
+        omega, gamma, is_free = self.omega, self.gamma, self.omega == 0
+        safe = torch.where(is_free, 1.0, omega)
         if not bool(gamma.any()):
             cos, sin = torch.cos(omega * s), torch.sin(omega * s)
-            entries = (cos, s * torch.sinc(omega * s / math.pi), -omega * sin, cos)
-        else:
-            # The free particle has no damping ratio: it slows down, and a constant stays.
-            is_free = omega == 0
-            safe = torch.where(is_free, 1.0, omega)
-            entries = propagator(s, safe, torch.where(is_free, 0.0, gamma / safe))
-            rate = 2.0 * torch.where(gamma > 0, gamma, 1.0)
-            drift = torch.where(gamma > 0, -torch.expm1(-rate * s) / rate, s)
-            free = (
-                torch.ones_like(drift),
-                drift,
-                torch.zeros_like(drift),
-                torch.exp(-2 * gamma * s),
-            )
-            entries = tuple(torch.where(is_free, x, y) for x, y in zip(free, entries, strict=True))
-        return torch.stack(entries, dim=-1).unflatten(-1, (2, 2))
+            return cos, torch.where(is_free, s, sin / safe), -omega * sin, cos
+        # The free particle has no damping ratio: it slows down, and a constant stays.
+        entries = propagator(s, safe, torch.where(is_free, 0.0, gamma / safe))
+        rate = 2.0 * torch.where(gamma > 0, gamma, 1.0)
+        drift = torch.where(gamma > 0, -torch.expm1(-rate * s) / rate, s)
+        slowed = torch.exp(-2.0 * gamma * s)
+        free = (torch.ones_like(drift), drift, torch.zeros_like(drift), slowed)
+        return tuple(torch.where(is_free, x, y) for x, y in zip(free, entries, strict=True))
 
     def path(
         self, states: Float[Tensor, "*S M+1 2 d"], s: Float[Tensor, "*#S T"]
@@ -95,7 +90,7 @@ class OscillatorBank:
         self, states: Float[Tensor, "*S M+1 2 d"], s: Float[Tensor, "*#S T"]
     ) -> Float[Tensor, "*S T d"]:
         """Return the derivatives of the paths, as `path` returns their positions."""
-        return _read(self.flow(s)[..., 1, :], states)
+        return _read(torch.stack(self._entries(s)[2:], dim=-1), states)
 
     def amplitudes(self, states: Float[Tensor, "*S M+1 2 d"]) -> Float[Tensor, "*S M+1"]:
         r"""Return $r_n = \sqrt{|x_n|^2 + |\dot x_n/\omega_n|^2}$, how far undamped modes swing.
