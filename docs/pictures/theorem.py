@@ -103,7 +103,9 @@ def main() -> None:
     draw_paths(axes[1], corner, "a key with a corner")
     draw_attention(axes[2])
     for axis in axes:
-        axis.legend(frameon=False, fontsize=8, loc="center right" if axis is axes[0] else "best")
+        # Of a smooth key, "best" would put it onto a line.
+        place = {"loc": "upper right", "bbox_to_anchor": (1.05, 0.85)} if axis is axes[0] else {}
+        axis.legend(frameon=False, fontsize=8, **place)
         axis.spines[["right", "top"]].set_visible(False)
         axis.title.set_fontsize(10)
     figure.savefig(Path(__file__).with_name("theorem.png"), dpi=110)
