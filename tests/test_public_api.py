@@ -52,6 +52,7 @@ PACKAGES = (
     "saving",
     "streaming",
     "testing",
+    "theory",
     "train",
 )
 

@@ -59,6 +59,14 @@ def test_a_layer_streams_as_in_a_batch(query, extras, value):
 
 
 @pytest.mark.parametrize("query", QUERIES)
+def test_several_oscillators_of_a_channel_stream_as_in_a_batch(query):
+    batch = irregular_batch(2, 7, DIM, ragged=False)
+    layer = make_layer(query, oscillators_per_channel=3, drive_modes=2, equilibrium=True)
+    session = OnlineSession(layer, batch_size=2)
+    assert relative_error(play(session, batch.x, batch.times), layer(batch.x, batch.times)) < 1e-10
+
+
+@pytest.mark.parametrize("query", QUERIES)
 def test_a_model_streams_as_in_a_batch(query):
     batch = irregular_batch(2, 8, 3, ragged=False, span=50.0)
     static = torch.randn(2, 2, dtype=torch.float64)

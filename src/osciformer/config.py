@@ -306,6 +306,7 @@ class AttentionConfig(Config):
     query: QueryMode = setting("hold")
     value: ValueMode = setting("average")
     direction: Direction = setting("causal")
+    oscillators_per_channel: int = setting(1, within=POSITIVE_COUNT)
     num_modes: int = setting(8, within=POSITIVE_COUNT)
     bank: BankKind = setting("log_spaced")
     omega_range: tuple[float, float] | str = setting(DEFAULT_OMEGA_RANGE)

@@ -19,6 +19,7 @@ TOY_SIZES: dict[str, dict[str, Any]] = {
     "05_stream_observations.py": {"steps": 2, "batch_size": 4, "num_test": 2, "dim": 8},
     "06_next_event.py": {"num_train": 8, "num_test": 2, "max_epochs": 1, "dim": 8},
     "07_resonators.py": {"num_train": 24, "num_test": 12},
+    "08_certified_attention.py": {"num_keys": 3, "tolerances": (1e-1, 1e-3)},
 }
 WITH_PICTURE = (
     "01_irregular_signal.py",

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from osciformer.math.quadrature import gauss_legendre
 from osciformer.nn import OscillatorAttention
 from osciformer.ops.padding import clean_times
 from osciformer.testing import (
@@ -218,6 +219,63 @@ def test_trajectories_and_weights_explain_the_output(driven, direction):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("direction", ["causal", "bidirectional"])
+@pytest.mark.parametrize("query", QUERIES)
+def test_equal_oscillators_of_a_channel_are_one(batch, query, direction):
+    settings = {"direction": direction, "drive_modes": 2, "equilibrium": True}
+    one, three = (
+        make_layer(query, **settings),
+        make_layer(query, oscillators_per_channel=3, **settings),
+    )
+    shares = torch.tensor([0.5, 0.7, -0.2], dtype=torch.float64)
+    for name, wanted in three.state_dict().items():
+        given = one.state_dict()[name]
+        if name.startswith(("key_projection", "value_projection", "key_equi", "value_equi")):
+            by_head = given.unflatten(0, (HEADS, 1, -1))  # the oscillators share the token's start
+            parts = shares.view(1, 3, 1, *[1] * (given.ndim - 1)) * by_head
+            given = parts.flatten(0, 2)
+        elif name.endswith("velocity"):
+            given = torch.stack([torch.block_diag(x, x, x) for x in given])
+        elif given.shape != wanted.shape:  # spectra and drives are the same for each
+            given = torch.cat([given] * 3, dim=-1)
+        wanted.copy_(given)
+    rows = [layer(batch.x, batch.times, batch.mask) for layer in (one, three)]
+    assert relative_error(*rows) < 1e-10
+    reads = torch.rand(3, 4, dtype=torch.float64)
+    rows = [layer(batch.x, batch.times, batch.mask, reads) for layer in (one, three)]
+    assert relative_error(*rows) < 1e-10
+
+
+@torch.no_grad()
+def test_several_oscillators_of_a_channel_add_up(batch):
+    layer = make_layer(oscillators_per_channel=3)
+    x, times = batch.x[:1, :4], batch.times[:1, :4]
+    _, inside = layer(x, times, return_internals=True)
+    assert inside.keys.start.shape == (1, 4, HEADS, 3 * DIM // HEADS)
+    queries = layer.query_projection(x).unflatten(-1, (HEADS, -1))[0]  # [N, H, C]
+    nodes, weights = gauss_legendre(40)
+    for j in range(4):
+        logits = torch.full((HEADS, 4), -torch.inf, dtype=torch.float64)
+        for i in range(j + 1):
+            grid = times[0, i] + (times[0, j] - times[0, i]) * nodes
+            keys = inside.key_trajectories(grid)[0, :, i].unflatten(-1, (3, -1)).sum(dim=-2)
+            logits[:, i] = torch.einsum("hc,thc,t->h", queries[j], keys, weights)
+        wanted = (logits * (DIM // HEADS) ** -0.5).softmax(dim=-1)
+        torch.testing.assert_close(inside.weights[0, :, j], wanted, rtol=0, atol=1e-9)
+
+
+@torch.no_grad()
+def test_several_oscillators_start_as_large_as_one():
+    torch.manual_seed(0)
+    sizes = []
+    for count in (1, 16):
+        layer = OscillatorAttention(64, 2, oscillators_per_channel=count)
+        start = layer.project_keys(torch.randn(4, 50, 64)).keys.start
+        sizes.append(float(start.unflatten(-1, (count, -1)).sum(dim=-2).std()))
+    assert sizes[1] == pytest.approx(sizes[0], rel=0.1)
+
+
+@torch.no_grad()
 def test_key_trajectories_start_at_the_key_and_obey_the_equation_of_motion():
     batch = irregular_batch(1, 3, DIM, ragged=False)
     layer = make_layer()
@@ -331,6 +389,7 @@ def test_paper_preset_and_what_overrides_it():
         ({"preset": "papers"}, "preset must be one of 'default', 'paper'; got 'papers'"),
         ({"dropout": 1.5}, "dropout must be from 0 to below 1; got 1.5"),
         ({"drive_modes": -1}, "drive_modes must be not negative; got -1"),
+        ({"oscillators_per_channel": 0}, "oscillators_per_channel must be at least 1; got 0"),
         ({"omega_range": (2.0, 1.0)}, "low=2.0, high=1.0"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",

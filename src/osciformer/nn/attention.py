@@ -28,7 +28,11 @@ _DRIVES = ("key_cos", "key_sin", "value_cos", "value_sin")
 
 @dataclass(frozen=True)
 class Oscillators:
-    """Keys or values as they start: one damped oscillator per token, head and channel."""
+    """Keys or values as they start: one damped oscillator per token, head and channel.
+
+    With `oscillators_per_channel=M` they have M times the channels of a head: all channels of the
+    first oscillators, then all of the second ones, and so on.
+    """
 
     start: Float[Tensor, "B N H C"]  #: Position at the token's own time.
     velocity: Float[Tensor, "B N H C"] | None = None  #: Velocity there; None is zero.
@@ -132,6 +136,8 @@ class OscillatorAttention(nn.Module):
             `oscillator_attention`. This and all that follow are the fields of `AttentionConfig`.
         value: `average` over the gap (default) or `point` value at its end.
         direction: `causal` (default), or `bidirectional`: later tokens run backwards in time.
+        oscillators_per_channel: Number M of oscillators that a channel of a key or value is the sum
+            of, each started by a linear map of the token; M times the inner size. Default 1.
         num_modes: Frequencies J of the query bank (not for `hold` and `linear`). Default 8.
         bank: Kind of the fixed query and drive bank, see `frequency_bank`; `data` is set by a
             model's `fit_time_scale`. Default `log_spaced`.
@@ -173,24 +179,30 @@ class OscillatorAttention(nn.Module):
         self.dim, self.num_heads, self.head_dim = dim, heads, dim // heads
         self.query, self.value, self.direction = config.query, config.value, config.direction
         self.zeta_range, self.ridge, self.backend = config.zeta_range, config.ridge, config.backend
-        self.scale = config.scale
+        self.scale, self.oscillators_per_channel = config.scale, config.oscillators_per_channel
 
-        shape = (heads, self.head_dim)
+        self.inner_dim = self.head_dim * self.oscillators_per_channel  # oscillators a head
+        shape, width = (heads, self.inner_dim), heads * self.inner_dim
         ranges: dict[str, Any] = {"omega_range": omega_range, "zeta_range": config.zeta_range}
         self.key_spectrum = Spectrum(*shape, **ranges, undamped=config.undamped)
         self.value_spectrum = Spectrum(*shape, **ranges, undamped=config.undamped)
         # A learned trajectory has no query tokens, hence nothing to project.
         is_learned = self.query == "learned"
         self.query_projection = None if is_learned else nn.Linear(dim, dim, config.bias)
-        self.key_projection = nn.Linear(dim, dim, config.bias)
-        self.value_projection = nn.Linear(dim, dim, config.bias)
+        self.key_projection = nn.Linear(dim, width, config.bias)
+        self.value_projection = nn.Linear(dim, width, config.bias)
         self.output_projection = nn.Linear(dim, dim, config.bias)
         self.dropout = nn.Dropout(config.dropout)
 
         for role in _ROLES:
-            velocity = nn.Parameter(torch.zeros(*shape, self.head_dim)) if config.velocity else None
+            # The sum of the oscillators of a channel starts as large as one alone would be.
+            for parameter in getattr(self, f"{role}_projection").parameters():
+                parameter.data *= self.oscillators_per_channel**-0.5
+            velocity = (
+                nn.Parameter(torch.zeros(*shape, self.inner_dim)) if config.velocity else None
+            )
             self.register_parameter(f"{role}_velocity", velocity)
-            rest = nn.Linear(dim, dim, bias=False) if config.equilibrium else None
+            rest = nn.Linear(dim, width, bias=False) if config.equilibrium else None
             self.register_module(f"{role}_equilibrium", rest)
             if rest is not None:
                 nn.init.zeros_(rest.weight)
@@ -205,15 +217,15 @@ class OscillatorAttention(nn.Module):
             modes = (heads, config.num_modes, self.head_dim)
             # `anchored` starts as `hold`; a learned trajectory starts as a small random one.
             if self.query == "anchored":
-                initial = (torch.ones(shape), torch.zeros(modes), torch.zeros(modes))
+                initial = (torch.ones(modes[::2]), torch.zeros(modes), torch.zeros(modes))
             else:
                 spread = (config.num_modes + 1) ** -0.5
-                initial = tuple(torch.randn(s) * spread for s in (shape, modes, modes))
+                initial = tuple(torch.randn(s) * spread for s in (modes[::2], modes, modes))
             self.query_constant, self.query_cos, self.query_sin = map(nn.Parameter, initial)
         if config.drive_modes:
             self.drive_bank = bank(config.drive_modes)
             for name in _DRIVES:
-                gains = nn.Parameter(torch.zeros(heads, config.drive_modes, self.head_dim))
+                gains = nn.Parameter(torch.zeros(heads, config.drive_modes, self.inner_dim))
                 self.register_parameter(f"drive_{name}", gains)
 
     def reset_spectra(
@@ -292,7 +304,7 @@ class OscillatorAttention(nn.Module):
 
     def check_spectra(self, checks: DeferredChecks) -> None:
         """Refuse spectra that are not finite, as after a training that diverged."""
-        check_spectra(self._spectra(), self.num_heads, self.head_dim, checks)
+        check_spectra(self._spectra(), self.num_heads, self.inner_dim, checks)
 
     def tolerates_bad_values(self, x: Tensor) -> bool:
         """Return whether values may be checked after the work is queued: kernels without a fit."""
@@ -300,8 +312,13 @@ class OscillatorAttention(nn.Module):
         return has_kernels and self.query in ("hold", "linear")
 
     def project_queries(self, x: Float[Tensor, "B M D"]) -> Float[Tensor, "B M H C"] | None:
-        """Return the query tokens of `x`; None in mode `learned`, which has none."""
-        return None if self.query_projection is None else self._heads(self.query_projection(x))
+        """Return the query tokens of `x`; None in mode `learned`, which has none.
+
+        All oscillators of a channel are asked the same, so C counts oscillators here, too.
+        """
+        if self.query_projection is None:
+            return None
+        return self._repeated(self._heads(self.query_projection(x)))
 
     def project_keys(self, x: Float[Tensor, "B N D"]) -> KeyValues:
         """Return the oscillators that the tokens `x` start."""
@@ -319,6 +336,8 @@ class OscillatorAttention(nn.Module):
         weight = self.output_projection.weight
         if not torch.is_autocast_enabled(weight.device.type):
             attended = attended.to(weight.dtype)
+        if self.oscillators_per_channel > 1:
+            attended = attended.unflatten(-1, (-1, self.head_dim)).sum(dim=-2)
         return self.dropout(self.output_projection(attended.flatten(2)))
 
     def drive(self) -> Drive | None:
@@ -333,8 +352,8 @@ class OscillatorAttention(nn.Module):
             return None
         if self.query in _FIT_MODES:
             return {"omega": self.query_bank.omega, "ridge": self.ridge}
-        learned = {name: getattr(self, f"query_{name}") for name in ("constant", "cos", "sin")}
-        return {"omega": self.query_bank.omega, **learned}
+        learned = ((name, getattr(self, f"query_{name}")) for name in ("constant", "cos", "sin"))
+        return {"omega": self.query_bank.omega, **{n: self._repeated(x) for n, x in learned}}
 
     def _attend(
         self, rows: _Rows, kv: KeyValues, times: Tensor, mask: Tensor | None, return_weights: bool
@@ -376,7 +395,12 @@ class OscillatorAttention(nn.Module):
         return (rows, row_times, row_mask), order.argsort(dim=1)[:, skipped:]
 
     def _heads(self, projected: Tensor) -> Tensor:
-        return projected.unflatten(-1, (self.num_heads, self.head_dim))
+        return projected.unflatten(-1, (self.num_heads, -1))
+
+    def _repeated(self, x: Float[Tensor, "*S C"]) -> Tensor:
+        """Return what the channels of a head have for each of their oscillators."""
+        count = self.oscillators_per_channel
+        return x if count == 1 else torch.cat([x] * count, dim=-1)
 
     def extra_repr(self) -> str:
         """Show the choices that no submodule shows."""
