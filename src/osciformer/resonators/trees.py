@@ -70,12 +70,12 @@ class Trees(NamedTuple):
                 roots.append(start)
                 start += len(nodes)
         kinds = (np.int64, np.float64, bool, np.int64, np.int64, np.float64)
-        columns = (
+        nodes_of_all = [
             np.concatenate(arrays).astype(kind)
             for arrays, kind in zip(zip(*parts, strict=True), kinds, strict=True)
-        )
+        ]
         first = [float(ensemble._baseline_prediction.item()) for ensemble in ensembles]
-        return cls(np.array(roots), *columns, np.array([np.mean(first)]))
+        return cls._make((np.array(roots), *nodes_of_all, np.array([np.mean(first)])))
 
     def logits(self, matrix: Float[np.ndarray, "n p"]) -> Float[np.ndarray, "n"]:
         """Return the logit of the second class."""
@@ -214,8 +214,8 @@ class TreeShare:
         is_leaf = (trees.left == order) & (trees.right == order)
         # Then every walk goes forward and ends.
         is_forward = (np.minimum(trees.left, trees.right) > order) | is_leaf
-        limits = ((trees.column, len(arrays["columns"])), (trees.roots, len(order)))
-        limits += ((trees.left, len(order)), (trees.right, len(order)))
+        nodes = np.concatenate((trees.roots, trees.left, trees.right))
+        limits = ((trees.column, len(arrays["columns"])), (nodes, len(order)))
         if not is_forward.all() or any(x.min() < 0 or x.max() >= most for x, most in limits):
             raise ValueError("the file's trees are damaged: a node has no such child or column")
         calibration = Calibration(plain["scale"], arrays["bias"])
