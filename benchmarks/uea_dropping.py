@@ -83,7 +83,7 @@ percentage of its rows (all channels of a time step, rounded down, at least 2 ro
 at random before anything else; the rows that stay keep their times. A seed decides which rows go
 and all randomness of training. `resonator` is `ResonatorClassifier`, `osciformer` is
 `OsciFormerClassifier`, both with default settings; `network` is the latter's network alone, of the
-same training. They see no test series before they are scored. The network keeps a tenth of the
+same training, and where `resonator` was not run by itself at a seed, it is the latter's resonators. They see no test series before they are scored. The network keeps a tenth of the
 training series, class by class, for early stopping and to be weighed. `gru_d` and `transformer`
 take its place in the same estimator, with the same inputs, width and training, and without
 resonators beside them. `multirocket_hydra` and `rocket` are those of aeon with default settings,
@@ -198,10 +198,18 @@ Scores = dict[tuple[str, str, int], list[float]]
 
 
 def gather(rows: Sequence[Row]) -> Scores:
-    """Return the accuracies of rows, those of the network in `osciformer` among them."""
+    """Return the accuracies of rows, those of the network in `osciformer` among them.
+
+    Its resonators count as `resonator` where that has no row of the same seed.
+    """
+    places = ("dataset", "percentage", "seed")
+    own = [[row[key] for key in places] for row in rows if row["model"] == "resonator"]
     found: Scores = {}
     for row in rows:
-        for model, accuracy in accuracies(row).items():
+        each = accuracies(row)
+        if "resonator_accuracy" in row and [row[key] for key in places] not in own:
+            each["resonator"] = row["resonator_accuracy"]
+        for model, accuracy in each.items():
             key = row["dataset"], model, row["percentage"]
             found.setdefault(key, []).append(accuracy)
     return found

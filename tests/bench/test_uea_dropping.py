@@ -216,3 +216,17 @@ def test_means_are_over_the_sets_that_all_models_have_and_say_so(tmp_path):
     assert "| inception | 0.8000 | 2.00 |" in lines
     assert "The same over all 2 sets, without inception." in lines
     assert "| rocket | 0.7000 | 2.00 |" in lines
+
+
+def test_resonators_of_the_joined_classifier_count_where_they_were_not_run_alone():
+    """One accuracy a seed: that of the row of its own, if there is one."""
+    shared = {"dataset": "Libras", "percentage": 30}
+    joined = {"model": "osciformer", "network_accuracy": 0.2, "resonator_accuracy": 0.7}
+    rows = [
+        {**shared, **joined, "seed": 0, "accuracy": 0.8},
+        {**shared, **joined, "seed": 1, "accuracy": 0.9},
+        {**shared, "model": "resonator", "seed": 1, "accuracy": 0.75},
+    ]
+    scores = script.gather(rows)
+    assert scores["Libras", "resonator", 30] == [0.7, 0.75]
+    assert scores["Libras", "osciformer", 30] == [0.8, 0.9]
