@@ -43,7 +43,8 @@ _MIN_RATE, _MIN_SPLIT = 0.03, 0.03
 _MAX_LENGTHS = (512, 1024)
 _ROWS, _MAX_BLOCKS = 128, 16  # rows in a block; keys after the last of them are left out
 _TILE = 2**18  # pairs worked on at once, so that they stay in the cache
-_KEPT = 2**22  # pairs whose weights are kept for the backward pass, not computed again
+# Weights of pairs, and factors of keys, kept for the backward pass rather than computed again.
+_KEPT, _KEPT_FACTORS = 2**22, 2**20
 
 
 def attend(inputs: AttentionInputs) -> AttentionResult:
@@ -91,14 +92,15 @@ def _find_pairs(inputs: AttentionInputs) -> _Pairs | str:
         return "tokens are float64"
     if not can_look(cols):
         return "values cannot be read here"
-    with torch.no_grad():
-        return _find_range(inputs)
+    return _find_range(inputs)
 
 
 def _find_range(inputs: AttentionInputs) -> _Pairs | str:
     cols, rows = inputs.key_times.double(), inputs.query_times.double()
     both = (inputs.keys, inputs.values)
-    omega, zeta = (torch.stack([getattr(x, n).double() for x in both]) for n in ("omega", "zeta"))
+    omega, zeta = (
+        torch.stack([getattr(x, n).detach().double() for x in both]) for n in ("omega", "zeta")
+    )
     rates = _rates(omega, zeta)
     # Values read at a time need no antiderivative.
     slowest = rates.slowest if inputs.value == "average" else rates.slowest[:1]
@@ -129,7 +131,7 @@ def _find_range(inputs: AttentionInputs) -> _Pairs | str:
 
 def _fastest(omega: Tensor, zeta: Tensor) -> Tensor:
     """Return a bound on all rates of change."""
-    return (omega.detach() * (1.0 + 2.0 * zeta.detach())).max()
+    return (omega * (1.0 + 2.0 * zeta)).max()
 
 
 class _Rates(NamedTuple):
@@ -340,7 +342,10 @@ class _Pairs:
         self.average, self.return_weights = inputs.value == "average", inputs.return_weights
         self.tiny, self.ahead, self.row_blocks = tiny, ahead, rows
         self.heads = inputs.keys.start.shape[2]
-        self.is_kept = self.rows.numel() * self.cols.shape[1] * self.heads <= _KEPT
+        num_factors = inputs.keys.start.numel() * len(rows)
+        num_pairs = self.rows.numel() * self.cols.shape[1] * self.heads
+        is_small = num_pairs <= _KEPT and num_factors <= _KEPT_FACTORS
+        self.is_kept = is_small and torch.is_grad_enabled()
         self._blocks = list(self._cut()) if self.is_kept else None
 
     def blocks(self) -> Iterable[_Block]:
@@ -531,7 +536,7 @@ class _Attention(torch.autograd.Function):
                 near_out.index_add_(0, block.near_row, found)
             sums = tile.to_rows(values.keys, tile.shares(p, pairs.average))
             out[where] = _rows_adjoint(values.modes, sums)
-            kept += [(p, sums)] if pairs.is_kept else []
+            kept += [(p, sums, keys, values)] if pairs.is_kept else []
         exact = _by_token(out).add_(near_out.view(q.shape))
         ctx.save_for_backward(q, k, k_velocity, v, v_velocity, key_constants, value_constants)
         ctx.rest = pairs, exact, kept
@@ -554,11 +559,11 @@ class _Attention(torch.autograd.Function):
         grad, query = _by_channel(grad_out), _by_channel(q).mul_(pairs.scale)
         key_tokens, value_tokens = _by_side(k, k_velocity), _by_side(v, v_velocity)
         of_query = torch.empty_like(query)
-        key_amplitudes = _amplitudes(key_constants, key_tokens, 3)
-        value_amplitudes = _amplitudes(value_constants, value_tokens, 2 + pairs.average)
-        of_keys, of_values = (
-            [torch.zeros_like(x) for x in side] for side in (key_amplitudes, value_amplitudes)
-        )
+        sizes = (3, 2 + pairs.average)
+        of_keys, of_values = ([torch.zeros_like(key_tokens[0]) for _ in range(n)] for n in sizes)
+        if not kept:
+            key_amplitudes = _amplitudes(key_constants, key_tokens, sizes[0])
+            value_amplitudes = _amplitudes(value_constants, value_tokens, sizes[1])
         of_constants = torch.zeros_like(key_constants), torch.zeros_like(value_constants)
         near_of: list[Any] = [
             None if x is None else x.new_zeros(x.shape, dtype=torch.float64) for x in tokens
@@ -566,19 +571,21 @@ class _Attention(torch.autograd.Function):
         scratch, at_hand = _Scratch(), iter(kept)
         for block in pairs.blocks():
             where = (block.series, slice(None), slice(None), block.rows)
-            keys = _Side(key_amplitudes, key_constants, block)
-            values = _Side(value_amplitudes, value_constants, block)
+            if kept:
+                p, sums, keys, values = next(at_hand)
+            else:
+                keys = _Side(key_amplitudes, key_constants, block)
+                values = _Side(value_amplitudes, value_constants, block)
             rows, asks = keys.rows(query[where]), values.rows(grad[where])
             asked, asking = block.asked(q), block.asked(grad_out)
             near_keys = block.moved(k, k_velocity)
             tile = _Tile(block, q.shape[2], scratch)
-            if kept:
-                p, sums = next(at_hand)
-            else:
+            if not kept:
                 near = (asked * near_keys).sum(-1).mul_(pairs.scale)
                 p, _ = tile.weights(rows, keys.keys, near)
             shares = tile.shares(p, pairs.average)
-            sums = sums if kept else tile.to_rows(values.keys, shares)
+            if not kept:
+                sums = tile.to_rows(values.keys, shares)
             found = tile.to_keys(asks, shares)
             of_constants[1][6:] += values.adjoint(asks, sums, found, of_values, block)
             slope = tile.product(asks, values.keys)
