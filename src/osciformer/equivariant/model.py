@@ -19,7 +19,13 @@ from osciformer.equivariant.neighbours import (
     find_neighbours,
 )
 from osciformer.equivariant.radial import RadialBasis
-from osciformer.ops._checks import can_look, check_float, check_mask, check_shape
+from osciformer.ops._checks import (
+    DeferredChecks,
+    can_look,
+    check_float,
+    check_mask,
+    check_shape,
+)
 
 
 class EquivariantBlock(nn.Module):
@@ -189,18 +195,25 @@ class EquivariantOsciFormer(nn.Module):
         absent = ~mask[..., None]
         x, positions = x.masked_fill(absent, 0.0), positions.masked_fill(absent, 0.0)
         times = times.masked_fill(~mask, 0.0)
+        checks = DeferredChecks()
         for name, tensor in (("x", x), ("positions", positions), ("times", times)):
-            check_finite(name, tensor)
+            check_finite(name, tensor, checks)
+        checks.finish()
         return x, Observations(positions, times, points, mask)
 
 
-def check_finite(name: str, x: Tensor) -> None:
+def check_finite(name: str, x: Tensor, checks: DeferredChecks) -> None:
     """Refuse NaN and infinity, which would reach every neighbour."""
-    if can_look(x) and not bool(x.isfinite().all()):
-        where = (~x.isfinite()).nonzero()[0].tolist()
-        raise ValueError(
-            f"{name} must be finite; {name}{where} = {x[tuple(where)].item()}. Mask it out"
-        )
+    if not can_look(x):
+        return
+    is_bad = ~x.detach().isfinite()
+
+    def refuse() -> None:
+        where = is_bad.nonzero()[0].tolist()
+        found = f"{name}{where} = {x[tuple(where)].item()}"
+        raise ValueError(f"{name} must be finite; {found}. Mask the observation out")
+
+    checks.add(is_bad.any(), refuse)
 
 
 def last_of_point(
