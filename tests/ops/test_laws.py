@@ -148,7 +148,9 @@ def test_the_unit_of_time_changes_nothing(query, seed, length, factor):
     powers |= {f"{role}_{wave}": -2 for role in ("key", "value") for wave in ("cos", "sin")}
     scaled = {name: t * factor ** powers.get(name, 0) for name, t in x.items()}
     tolerance = 1e-9 if query.startswith("ridge") else 1e-10
-    assert_same(run(scaled, query=query), run(x, query=query), tolerance)
+    # In some units `blocked` refuses the drive, which `auto` gives to another backend.
+    got, want = (call(y, backend="auto", query=query) for y in (scaled, x))
+    assert_same(got, want, tolerance)
 
 
 @few

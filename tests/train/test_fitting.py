@@ -292,7 +292,9 @@ def test_loss_that_is_not_finite_is_an_error() -> None:
 
 def test_trainings_in_two_threads_keep_their_seeds() -> None:
     found: list[FitResult] = []
-    threads = [threading.Thread(target=lambda: found.append(run())) for _ in range(2)]
+    # Made before, as `make_model` draws weights outside of `fit`.
+    given = [(make_model(), *make_sources(CONFIG), CONFIG) for _ in range(2)]
+    threads = [threading.Thread(target=lambda one=one: found.append(fit(*one))) for one in given]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -202,8 +202,8 @@ def root_mean_square(x: Float[np.ndarray, "*S"]) -> float:
     """Return the root of the mean square, of numbers whose squares need not be representable.
 
     Example:
-        >>> root_mean_square(np.array([3e200, 4e200])) / 1e200
-        3.5355339059327378
+        >>> round(root_mean_square(np.array([3e200, 4e200])) / 1e200, 6)
+        3.535534
     """
     unit = power_of_two(x.reshape(-1))
     return float(np.sqrt(np.square(x / unit).mean()) * unit)
