@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -17,9 +17,10 @@ from osciformer._optional import version_of
 from osciformer._processes import is_first_process, lost_peers, name_lost
 from osciformer.cli import pictures, runs, tables
 from osciformer.cli import settings as flags
+from osciformer.cli.card import write_card
 from osciformer.cli.errors import CommandError, Misuse, exit_code
 from osciformer.cli.fingerprint import fingerprint
-from osciformer.cli.runs import CHECKPOINT, METRICS, MODEL, RUN, RunFolder
+from osciformer.cli.runs import CARD, CHECKPOINT, METRICS, MODEL, RUN, RunFolder
 from osciformer.cli.settings import CONFIG, SETTINGS, near
 from osciformer.cli.undefined import print_reasons, shown, undefined
 
@@ -207,6 +208,20 @@ def train(estimator: Any, job: Job, settings: Mapping[str, Any], run: RunFolder)
         write_text(folder / CONFIG, flags.write_yaml(given))
         write_json(folder / RUN, content)
 
+    def finish(metrics: Mapping[str, Any]) -> None:
+        old, before = run.path / CARD, ""
+        if old.is_file() and not run.is_replacing:
+            before = old.read_text(encoding="utf-8", errors="replace")  # an editor may differ
+        card = write_card(estimator, job, given, metrics, before)
+
+        def write(folder: Path) -> None:
+            describe(folder)
+            estimator.save(folder / MODEL)
+            write_json(folder / METRICS, metrics)
+            write_text(folder / CARD, card)
+
+        run.finish(write)
+
     try:
         if is_first_process():
             if (run.work / CHECKPOINT).is_file() and (run.work / CONFIG).is_file():
@@ -217,14 +232,14 @@ def train(estimator: Any, job: Job, settings: Mapping[str, Any], run: RunFolder)
         estimator.fit(job.data, job.labels, **watched)
         metrics = _metrics(estimator, is_finished=True)
         if is_first_process():
-            run.finish(lambda folder: _write_result(estimator, metrics, folder, describe))
+            finish(metrics)
     except KeyboardInterrupt as interruption:
         code, word = exit_code(interruption)
         if is_first_process():
             if lost := lost_peers(0.0):
                 word = f"{name_lost(lost)}; {word}"
             if isinstance(interruption, TrainingInterrupted) and interruption.checkpoint:
-                word += _keep(estimator, run, describe)
+                word += _keep(estimator, run, finish)
             elif run.has_result:
                 _say(f"{word} when all was done; the run in {run.path} is complete")
                 raise typer.Exit(code) from interruption
@@ -237,13 +252,12 @@ def train(estimator: Any, job: Job, settings: Mapping[str, Any], run: RunFolder)
     return metrics
 
 
-def _keep(estimator: Any, run: RunFolder, describe: Any) -> str:
+def _keep(estimator: Any, run: RunFolder, finish: Callable[[Mapping[str, Any]], None]) -> str:
     """Keep what was reached when training was interrupted, and say what that is."""
     reached = f" after epoch {estimator.n_iter_}"
     if run.is_replacing:
         return f"{reached}; the run in {run.path} stays until the new one is finished"
-    metrics = _metrics(estimator, is_finished=False)
-    run.finish(lambda folder: _write_result(estimator, metrics, folder, describe))
+    finish(_metrics(estimator, is_finished=False))
     alone = ", the network alone," if getattr(estimator, "blend_with", None) else ""
     return f"{reached}; the best model so far{alone} is in {run.path}"
 
@@ -253,12 +267,6 @@ def _how_to_go_on(run: RunFolder) -> str:
         run.abandon()
         return "no epoch was finished, so that nothing is kept; start again with the same command"
     return f"the checkpoint is kept. Go on with: osciformer fit --resume -o {run.path}"
-
-
-def _write_result(estimator: Any, metrics: Mapping[str, Any], folder: Path, describe: Any) -> None:
-    describe(folder)
-    estimator.save(folder / MODEL)
-    write_json(folder / METRICS, metrics)
 
 
 def _metrics(estimator: Any, *, is_finished: bool) -> dict[str, Any]:
