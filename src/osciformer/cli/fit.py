@@ -72,6 +72,7 @@ def fit(
             raise Misuse("the table to train on is missing: osciformer fit TABLE ...")
         run.refuse_inputs(paths.values())
         tables.refuse_absent(*paths.values())
+        check_logger(given, output)
         job = _read_events(given) if task == "events" else _read_series(given, task)
         of_run: dict[str, Any] = {"run_dir": run.work, "resume": resume} if is_network else {}
         estimator = make_estimator(given, job, verbose=verbose, **of_run)
@@ -183,6 +184,13 @@ def check_device(given: Mapping[str, Any]) -> None:
 
     names = ("accelerator", "strategy", "devices")
     check_hardware(*(given.get(name, SETTINGS[name].default) for name in names))
+
+
+def check_logger(given: Mapping[str, Any], folder: Path) -> None:
+    """Refuse a logger that is not installed, before a table is read."""
+    from osciformer.train import run_folder
+
+    run_folder.check_logger(given.get("logger", SETTINGS["logger"].default), folder)
 
 
 def verbosity(progress: str) -> int:

@@ -43,7 +43,7 @@ from osciformer.train.fitting import (
     num_processes,
     undisturbed_random_state,
 )
-from osciformer.train.run_folder import CHECKPOINT
+from osciformer.train.run_folder import CHECKPOINT, check_logger
 from osciformer.train.sources import BatchSource
 from osciformer.train.tasks import Task
 
@@ -352,6 +352,7 @@ class TrainedEstimator(SavedEstimator):
     def _start(self) -> int:
         """Refuse bad settings, and return the seed; called once, at the start of `fit`."""
         EstimatorConfig.from_dict(_of(EstimatorConfig, self.settings()))
+        check_logger(self.settings()["logger"], self.run_dir)
         if self.random_state is None and num_processes(self._train_config(0, 1)) > 1:
             raise ValueError(
                 "random_state must be a number when several processes train together, so that "
