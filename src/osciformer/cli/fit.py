@@ -25,8 +25,8 @@ from osciformer.cli.settings import CONFIG, SETTINGS, near
 from osciformer.cli.undefined import print_reasons, shown, undefined
 
 _PACKAGES = ("torch", "numpy", "pytorch-lightning", "scikit-learn", "pyarrow")
-_PATHS = ("table", "labels", "validation")
-_PROGRESS = Option(help="bar, lines, none, or auto: a bar on a terminal.")
+PATHS = ("table", "labels", "validation")
+PROGRESS = Option(help="bar, lines, none, or auto: a bar on a terminal.")
 
 
 @flags.with_settings
@@ -37,7 +37,7 @@ def fit(
     config: Annotated[Path | None, Option(help="YAML file of settings; flags win over it.")] = None,
     resume: Annotated[bool, Option("--resume", help="Go on with the run in the folder.")] = False,
     overwrite: Annotated[bool, Option("--overwrite", help="Replace a run in the folder.")] = False,
-    progress: Annotated[str, _PROGRESS] = "auto",
+    progress: Annotated[str, PROGRESS] = "auto",
     **settings: Any,
 ) -> None:
     """Train a model on a table of irregular observations.
@@ -56,9 +56,7 @@ def fit(
             flags.check_resumed(given, before)
         if table is not None:
             given["table"] = str(table)
-        paths = {
-            name: Path(given[name]).absolute() for name in _PATHS if given.get(name) is not None
-        }
+        paths = find_paths(given)
         given |= {name: str(path) for name, path in paths.items()}
         task = flags.check_task(given)
         is_network = flags.model_of(given) == "osciformer"
@@ -73,7 +71,7 @@ def fit(
         run.refuse_inputs(paths.values())
         tables.refuse_absent(*paths.values())
         check_logger(given, output)
-        job = _read_events(given) if task == "events" else _read_series(given, task)
+        job = read_events(given) if task == "events" else read_series(given, task)
         of_run: dict[str, Any] = {"run_dir": run.work, "resume": resume} if is_network else {}
         estimator = make_estimator(given, job, verbose=verbose, **of_run)
         metrics = train(estimator, job, given, run)
@@ -105,7 +103,13 @@ class Job(NamedTuple):
         return found
 
 
-def _read_series(given: dict[str, Any], task: str) -> Job:
+def find_paths(given: Mapping[str, Any]) -> dict[str, Path]:
+    """Return the tables that the settings name, as absolute paths."""
+    return {name: Path(given[name]).absolute() for name in PATHS if given.get(name) is not None}
+
+
+def read_series(given: dict[str, Any], task: str) -> Job:
+    """Read the series to train on; settings that follow from them are put with the given."""
     path = Path(given["table"])
     layout = tables.make_layout(given, task, path)
     check_device(given)
@@ -150,7 +154,8 @@ def _read_series(given: dict[str, Any], task: str) -> Job:
     return Job(data, layout, facts, labels, validation, derived)
 
 
-def _read_events(given: Mapping[str, Any]) -> Job:
+def read_events(given: Mapping[str, Any]) -> Job:
+    """Read the sequences of events to train on."""
     path, other = Path(given["table"]), given.get("validation")
     layout = tables.make_event_layout(given, path)
     check_device(given)
@@ -186,7 +191,7 @@ def check_device(given: Mapping[str, Any]) -> None:
     check_hardware(*(given.get(name, SETTINGS[name].default) for name in names))
 
 
-def check_logger(given: Mapping[str, Any], folder: Path) -> None:
+def check_logger(given: Mapping[str, Any], folder: Path | None) -> None:
     """Refuse a logger that is not installed, before a table is read."""
     from osciformer.train import run_folder
 

@@ -164,7 +164,7 @@ def hold(path: Path, *, is_resuming: bool, is_overwriting: bool) -> Iterator[Run
     made = [folder for folder in (path, *path.parents) if not folder.exists()]
     path.mkdir(parents=True, exist_ok=True)
     try:
-        with _locked(path):
+        with locked(path):
             yield _settle(path, is_resuming=is_resuming, is_overwriting=is_overwriting)
     finally:
         with contextlib.suppress(OSError):  # not empty: the run is there
@@ -173,7 +173,8 @@ def hold(path: Path, *, is_resuming: bool, is_overwriting: bool) -> Iterator[Run
 
 
 @contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def locked(path: Path) -> Iterator[None]:
+    """Hold a folder against other processes; none waits, the second is refused."""
     filelock = need("filelock", extra="data")
     lock = filelock.FileLock(path / LOCK, timeout=0)
     try:

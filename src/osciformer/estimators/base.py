@@ -244,6 +244,7 @@ class TrainedEstimator(SavedEstimator):
         history_: One dict per epoch.
         best_epoch_: Epoch whose weights the model has.
         n_iter_: Number of epochs.
+        monitor_: Validation metric that decided which epoch is best; `fit` sets it.
     """
 
     learning_rate: float = TrainConfig.learning_rate
@@ -389,6 +390,7 @@ class TrainedEstimator(SavedEstimator):
         of_training = {*_of(TrainConfig, settings), "random_state"}
         decisive = [n for n in settings if n not in of_training and not known[n].is_free]
         others = {name: plain(settings[name]) for name in decisive}
+        self.monitor_ = task.resolve_monitor(config.monitor)
         paths: dict[str, Any] = {"run_dir": folder, "resume": folder if can_resume else None}
         try:
             result = fit(model, task, train, validation, config, settings=others, **paths)
