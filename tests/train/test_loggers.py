@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -85,9 +87,14 @@ def test_named_logger_gets_each_epoch_without_a_run_folder(
     name: str, made: list[Recorder], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     only_installed(monkeypatch, name)
+    mlflow = SimpleNamespace(get_tracking_uri=lambda: "sqlite:///of-the-user.db")
+    monkeypatch.setitem(sys.modules, "mlflow", mlflow)
     model = classifier(train_options={"logger": name}, validation_fraction=0.25).fit(series())
     (logger,) = made
-    assert "osciformer" in logger.given[1].values()
+    place = {"tracking_uri": "sqlite:///of-the-user.db"}
+    project = {"project": "osciformer"}
+    wanted = project if name == "wandb" else {"experiment_name": "osciformer", **place}
+    assert logger.given == ((), wanted)
     assert [step for step, _ in logger.rows] == [0, 1]
     assert [row for _, row in logger.rows] == model.history_
 

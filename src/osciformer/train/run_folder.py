@@ -119,4 +119,8 @@ def make_loggers(name: str, folder: Path | None) -> list[Any]:
     if name == "tensorboard":
         return [make(folder, name="tensorboard", version="")]
     # Their files lie where these tools have them, not in the run folder, which is ours alone.
-    return [make(**{"project" if name == "wandb" else "experiment_name": "osciformer"})]
+    if name == "wandb":
+        return [make(project="osciformer")]
+    # Lightning's own default is a kind of store that mlflow has given up.
+    place = need("mlflow", extra="train").get_tracking_uri()
+    return [make(experiment_name="osciformer", tracking_uri=place)]
