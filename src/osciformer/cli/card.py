@@ -124,8 +124,8 @@ def _score_lines(
     else:
         origin = "the table given for validation" if job.validation is not None else "the table"
         yield f"Measured on {number} series of {origin} that were not trained on."
-        yield "They decided when training stopped and which epoch was kept: expect a little less"
-        yield "on new series."
+        yield "They decided when training stopped and which epoch was kept: expect slightly"
+        yield "worse ones on new series."
         if len(metrics.get("blend_weights", ())) > 1:
             yield "They are scores of the network alone, before it was mixed with the others."
     yield from _table(("metric", "value"), [(name, shown(x)) for name, x in scores.items()])

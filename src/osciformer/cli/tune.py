@@ -21,10 +21,11 @@ from typer import Argument, Option
 
 from osciformer._files import write_json, write_text
 from osciformer._optional import need
+from osciformer._text import printable
 from osciformer.cli import fit as fitting
 from osciformer.cli import runs, tables
 from osciformer.cli import settings as flags
-from osciformer.cli.errors import CommandError, Misuse, exit_code
+from osciformer.cli.errors import CommandError, Misuse, exit_code, explain
 from osciformer.cli.settings import SETTINGS
 from osciformer.config import plain
 
@@ -86,10 +87,9 @@ def tune(
         if given.get("table") is None:
             raise Misuse("the table to train on is missing: osciformer tune TABLE ...")
         job = _read(given)
-        known = before.get("fingerprint", job.fingerprint())
-        if known != job.fingerprint():
-            raise CommandError(f"the study in {output} was begun with another table; give that one")
         study = _Study(output, given, job, before.get("trials", []))
+        if before.get("fingerprint", study.fingerprint) != study.fingerprint:
+            raise CommandError(f"the study in {output} was begun with another table; give that one")
         _search(study, trials, minutes, verbose)
 
 
@@ -101,7 +101,7 @@ class _Study:
     ) -> None:
         self.folder, self.given, self.job, self.trials = folder, given, job, trials
         self.seed: int = given.get("seed", SETTINGS["seed"].default)
-        self.space = space_of(given)
+        self.space, self.fingerprint = space_of(given), job.fingerprint()
         self.metric: str = trials[0]["metric"] if trials else ""
 
     @property
@@ -165,13 +165,13 @@ class _Study:
         except (ArithmeticError, MemoryError, RuntimeError, ValueError) as error:
             if not self.trials:  # with the defaults: something else is wrong
                 raise
-            trial["problem"] = str(error)
+            trial["problem"] = printable(explain(error))
         return trial | {"metric": self.metric, "seconds": time.perf_counter() - started}
 
     def add(self, trial: dict[str, Any]) -> None:
         """Write all files anew, with one trial more."""
         self.trials.append(trial)
-        shared = {"settings": self.given, "fingerprint": self.job.fingerprint()}
+        shared = {"settings": self.given, "fingerprint": self.fingerprint}
         write_json(self.folder / STUDY, {**plain(shared), "trials": self.trials})
         text = io.StringIO(newline="")
         writer = csv.writer(text)
@@ -243,7 +243,9 @@ def _print_best(study: _Study) -> None:
         ("setting", "default", "best"),
         [*rows, (f"validation {study.metric}", *values)],
     )
-    typer.echo("the score chose the settings, so expect less on new series; evaluate on others")
+    typer.echo(
+        "the score chose the settings, so expect a worse one on new series; evaluate on others"
+    )
     target = study.folder
     typer.echo(f"train with them: osciformer fit --config {target / BEST} -o {target}-run")
 
