@@ -104,3 +104,21 @@ def test_card_that_the_user_added_to_an_old_run_is_not_taken_for_ours(
         outcome = cli("fit", tables / "wide.csv", *ILL, *TINY, flag, "-o", run)
         assert outcome.code in (1, 2), outcome.err
         assert card_of(run) == "mine"
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--validation={}"], "on 40 series of the table given for validation"),
+        (["--validation-fraction=0"], "Nothing was kept apart for validation"),
+        (["--stream"], "on 4 series of the table that were not trained on"),
+    ],
+)
+def test_card_says_what_the_scores_were_measured_on(
+    flags: list[str], words: str, cli: Call, tables: Path, tmp_path: Path
+) -> None:
+    table = tables / "wide.parquet"
+    flags = [flag.format(table) for flag in flags]
+    outcome = cli("fit", table, *ILL, *TINY, *flags, "-o", tmp_path / "run")
+    assert outcome.code == 0, outcome.err
+    assert words in card_of(tmp_path / "run")

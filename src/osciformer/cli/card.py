@@ -122,8 +122,12 @@ def _score_lines(
     if "best_epoch" not in metrics:
         yield f"Measured on {number} training series, each by a model of the others."
     else:
-        origin = "the table given for validation" if job.validation is not None else "the table"
-        yield f"Measured on {number} series of {origin} that were not trained on."
+        origin = "the table that were not trained on"
+        if job.validation is not None:
+            origin = (
+                "the table given for validation; that none of them was in training is not\nchecked"
+            )
+        yield f"Measured on {number} series of {origin}."
         yield "They decided when training stopped and which epoch was kept: expect slightly"
         yield "worse ones on new series."
         if len(metrics.get("blend_weights", ())) > 1:
