@@ -49,6 +49,7 @@ Accelerator = Literal["auto", "cpu", "gpu"]
 Strategy = Literal["auto", "ddp", "fsdp"]
 Scaling = Literal["asinh", "standard", "robust", "none"]
 Criterion = Literal["huber", "mse"]
+LoggerName = Literal["auto", "csv", "tensorboard", "wandb", "mlflow"]
 Auto = Literal["auto"]
 
 #: Frequencies for times that span about one unit, as `TimeScale` makes them.
@@ -593,6 +594,8 @@ class TrainConfig(Config):
         num_nodes: Number of machines; `torchrun` decides here too.
         strategy: `auto` (DDP if there are several processes), `ddp` or `fsdp`.
         num_workers: Processes that prepare batches in the background; 0 for none.
+        logger: Where each epoch's numbers go besides the history: `tensorboard`, `wandb`, `mlflow`,
+            nowhere (`csv`: the history alone), or `auto`: TensorBoard if it is installed.
         verbose: 0 prints nothing, 1 shows a progress bar, 2 prints a line per epoch.
     """
 
@@ -615,6 +618,7 @@ class TrainConfig(Config):
     num_nodes: int = setting(1, within=POSITIVE_COUNT, panel=PROCESSES, is_free=True)
     strategy: Strategy = setting("auto", panel=PROCESSES, is_free=True)
     num_workers: int = setting(0, within=NOT_NEGATIVE, panel=PROCESSES, is_free=True)
+    logger: LoggerName = setting("auto", is_free=True)
     verbose: int = setting(0, within=NOT_NEGATIVE, panel="", is_free=True)
 
 

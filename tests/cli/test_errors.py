@@ -324,3 +324,16 @@ def test_predictions_without_the_device_are_refused(
     assert outcome.code == 1
     assert accelerator in outcome.err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_missing_logger_is_said_before_the_table_is_read(
+    cli: Call, tables: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    flags = ["--task=imputation", "--id=who", "--time=hour", "--logger=wandb"]
+    outcome = cli("fit", tables / "wide.csv", *flags, "-o", tmp_path / "run")
+    assert outcome.code == 1
+    assert outcome.err.strip().endswith("run: pip install wandb")
+    assert "error: --logger wandb needs" in outcome.err
+    assert "series" not in outcome.err
+    assert not (tmp_path / "run").exists()

@@ -17,7 +17,7 @@ import yaml
 
 from osciformer._files import PART_MARK
 from osciformer.cli import runs as folders
-from osciformer.cli.runs import CHECKPOINT, MANIFEST, NEXT, PART, READY, WRITTEN
+from osciformer.cli.runs import CARD, CHECKPOINT, MANIFEST, NEXT, PART, READY, WRITTEN
 from osciformer.saving import load_model
 
 Call = Callable[..., Any]
@@ -139,7 +139,8 @@ def test_manifest_cannot_name_files_of_others(cli: Call, tables: Path, run: Path
 
 
 def test_table_of_the_run_that_would_be_replaced_is_refused(cli: Call, run: Path) -> None:
-    (run / MANIFEST).unlink()  # as a demo of an older version
+    for name in (MANIFEST, CARD):  # as a demo of an older version
+        (run / name).unlink()
     (run / "stays-train.parquet").write_bytes(b"a table")
     before = content(run)
     flags = [*ILL, *TINY, "--overwrite"]
@@ -150,7 +151,8 @@ def test_table_of_the_run_that_would_be_replaced_is_refused(cli: Call, run: Path
 
 
 def test_run_of_an_older_version_can_be_replaced(cli: Call, tables: Path, run: Path) -> None:
-    (run / MANIFEST).unlink()
+    for name in (MANIFEST, CARD):
+        (run / name).unlink()
     (run / "last.part").write_bytes(b"half")
     (run / "tensorboard").mkdir()
     (run / "tensorboard/events.out.tfevents.1.host").write_bytes(b"log")

@@ -20,6 +20,7 @@ TOY_SIZES: dict[str, dict[str, Any]] = {
     "06_next_event.py": {"num_train": 8, "num_test": 2, "max_epochs": 1, "dim": 8},
     "07_resonators.py": {"num_train": 24, "num_test": 12},
     "08_certified_attention.py": {"num_keys": 3, "tolerances": (1e-1, 1e-3)},
+    "09_grid_search.py": {"num_tanks": 32, "max_epochs": 1, "dims": (4, 8)},
 }
 WITH_PICTURE = (
     "01_irregular_signal.py",

@@ -28,7 +28,7 @@ def follow(monkeypatch):
         module = TrainingModule(nn.Linear(1, 1), Classification(num_classes=2), TrainConfig())
         journal = journals.Journal(monitor, patience, True)
         trainer = SimpleNamespace(
-            optimizers=[SimpleNamespace(param_groups=[{"lr": 0.1}])], should_stop=False
+            optimizers=[SimpleNamespace(param_groups=[{"lr": 0.1}])], should_stop=False, loggers=[]
         )
         for epoch, value in enumerate(values):
             trainer.current_epoch = epoch

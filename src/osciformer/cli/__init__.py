@@ -1,4 +1,4 @@
-"""The command `osciformer`: fit, predict, evaluate, data, bench, info, demo."""
+"""The command `osciformer`: fit, predict, evaluate, tune, data, bench, info, demo."""
 
 from __future__ import annotations
 

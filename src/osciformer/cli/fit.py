@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -17,15 +17,16 @@ from osciformer._optional import version_of
 from osciformer._processes import is_first_process, lost_peers, name_lost
 from osciformer.cli import pictures, runs, tables
 from osciformer.cli import settings as flags
+from osciformer.cli.card import write_card
 from osciformer.cli.errors import CommandError, Misuse, exit_code
 from osciformer.cli.fingerprint import fingerprint
-from osciformer.cli.runs import CHECKPOINT, METRICS, MODEL, RUN, RunFolder
+from osciformer.cli.runs import CARD, CHECKPOINT, METRICS, MODEL, RUN, RunFolder
 from osciformer.cli.settings import CONFIG, SETTINGS, near
 from osciformer.cli.undefined import print_reasons, shown, undefined
 
 _PACKAGES = ("torch", "numpy", "pytorch-lightning", "scikit-learn", "pyarrow")
-_PATHS = ("table", "labels", "validation")
-_PROGRESS = Option(help="bar, lines, none, or auto: a bar on a terminal.")
+PATHS = ("table", "labels", "validation")
+PROGRESS = Option(help="bar, lines, none, or auto: a bar on a terminal.")
 
 
 @flags.with_settings
@@ -36,7 +37,7 @@ def fit(
     config: Annotated[Path | None, Option(help="YAML file of settings; flags win over it.")] = None,
     resume: Annotated[bool, Option("--resume", help="Go on with the run in the folder.")] = False,
     overwrite: Annotated[bool, Option("--overwrite", help="Replace a run in the folder.")] = False,
-    progress: Annotated[str, _PROGRESS] = "auto",
+    progress: Annotated[str, PROGRESS] = "auto",
     **settings: Any,
 ) -> None:
     """Train a model on a table of irregular observations.
@@ -55,9 +56,7 @@ def fit(
             flags.check_resumed(given, before)
         if table is not None:
             given["table"] = str(table)
-        paths = {
-            name: Path(given[name]).absolute() for name in _PATHS if given.get(name) is not None
-        }
+        paths = find_paths(given)
         given |= {name: str(path) for name, path in paths.items()}
         task = flags.check_task(given)
         is_network = flags.model_of(given) == "osciformer"
@@ -71,7 +70,8 @@ def fit(
             raise Misuse("the table to train on is missing: osciformer fit TABLE ...")
         run.refuse_inputs(paths.values())
         tables.refuse_absent(*paths.values())
-        job = _read_events(given) if task == "events" else _read_series(given, task)
+        check_logger(given, output)
+        job = read_events(given) if task == "events" else read_series(given, task)
         of_run: dict[str, Any] = {"run_dir": run.work, "resume": resume} if is_network else {}
         estimator = make_estimator(given, job, verbose=verbose, **of_run)
         metrics = train(estimator, job, given, run)
@@ -103,7 +103,13 @@ class Job(NamedTuple):
         return found
 
 
-def _read_series(given: dict[str, Any], task: str) -> Job:
+def find_paths(given: Mapping[str, Any]) -> dict[str, Path]:
+    """Return the tables that the settings name, as absolute paths."""
+    return {name: Path(given[name]).absolute() for name in PATHS if given.get(name) is not None}
+
+
+def read_series(given: dict[str, Any], task: str) -> Job:
+    """Read the series to train on; settings that follow from them are put with the given."""
     path = Path(given["table"])
     layout = tables.make_layout(given, task, path)
     check_device(given)
@@ -148,7 +154,8 @@ def _read_series(given: dict[str, Any], task: str) -> Job:
     return Job(data, layout, facts, labels, validation, derived)
 
 
-def _read_events(given: Mapping[str, Any]) -> Job:
+def read_events(given: Mapping[str, Any]) -> Job:
+    """Read the sequences of events to train on."""
     path, other = Path(given["table"]), given.get("validation")
     layout = tables.make_event_layout(given, path)
     check_device(given)
@@ -184,6 +191,13 @@ def check_device(given: Mapping[str, Any]) -> None:
     check_hardware(*(given.get(name, SETTINGS[name].default) for name in names))
 
 
+def check_logger(given: Mapping[str, Any], folder: Path | None) -> None:
+    """Refuse a logger that is not installed, before a table is read."""
+    from osciformer.train import run_folder
+
+    run_folder.check_logger(given.get("logger", SETTINGS["logger"].default), folder)
+
+
 def verbosity(progress: str) -> int:
     """Return what the estimators call the kind of progress report."""
     levels = {"none": 0, "bar": 1, "lines": 2, "auto": 1 if sys.stderr.isatty() else 2}
@@ -207,6 +221,20 @@ def train(estimator: Any, job: Job, settings: Mapping[str, Any], run: RunFolder)
         write_text(folder / CONFIG, flags.write_yaml(given))
         write_json(folder / RUN, content)
 
+    def finish(metrics: Mapping[str, Any]) -> None:
+        old, before = run.path / CARD, ""
+        if old.is_file() and not run.is_replacing:
+            before = old.read_text(encoding="utf-8", errors="replace")  # an editor may differ
+        card = write_card(estimator, job, given, metrics, before)
+
+        def write(folder: Path) -> None:
+            describe(folder)
+            estimator.save(folder / MODEL)
+            write_json(folder / METRICS, metrics)
+            write_text(folder / CARD, card)
+
+        run.finish(write)
+
     try:
         if is_first_process():
             if (run.work / CHECKPOINT).is_file() and (run.work / CONFIG).is_file():
@@ -217,14 +245,14 @@ def train(estimator: Any, job: Job, settings: Mapping[str, Any], run: RunFolder)
         estimator.fit(job.data, job.labels, **watched)
         metrics = _metrics(estimator, is_finished=True)
         if is_first_process():
-            run.finish(lambda folder: _write_result(estimator, metrics, folder, describe))
+            finish(metrics)
     except KeyboardInterrupt as interruption:
         code, word = exit_code(interruption)
         if is_first_process():
             if lost := lost_peers(0.0):
                 word = f"{name_lost(lost)}; {word}"
             if isinstance(interruption, TrainingInterrupted) and interruption.checkpoint:
-                word += _keep(estimator, run, describe)
+                word += _keep(estimator, run, finish)
             elif run.has_result:
                 _say(f"{word} when all was done; the run in {run.path} is complete")
                 raise typer.Exit(code) from interruption
@@ -237,13 +265,12 @@ def train(estimator: Any, job: Job, settings: Mapping[str, Any], run: RunFolder)
     return metrics
 
 
-def _keep(estimator: Any, run: RunFolder, describe: Any) -> str:
+def _keep(estimator: Any, run: RunFolder, finish: Callable[[Mapping[str, Any]], None]) -> str:
     """Keep what was reached when training was interrupted, and say what that is."""
     reached = f" after epoch {estimator.n_iter_}"
     if run.is_replacing:
         return f"{reached}; the run in {run.path} stays until the new one is finished"
-    metrics = _metrics(estimator, is_finished=False)
-    run.finish(lambda folder: _write_result(estimator, metrics, folder, describe))
+    finish(_metrics(estimator, is_finished=False))
     alone = ", the network alone," if getattr(estimator, "blend_with", None) else ""
     return f"{reached}; the best model so far{alone} is in {run.path}"
 
@@ -253,12 +280,6 @@ def _how_to_go_on(run: RunFolder) -> str:
         run.abandon()
         return "no epoch was finished, so that nothing is kept; start again with the same command"
     return f"the checkpoint is kept. Go on with: osciformer fit --resume -o {run.path}"
-
-
-def _write_result(estimator: Any, metrics: Mapping[str, Any], folder: Path, describe: Any) -> None:
-    describe(folder)
-    estimator.save(folder / MODEL)
-    write_json(folder / METRICS, metrics)
 
 
 def _metrics(estimator: Any, *, is_finished: bool) -> dict[str, Any]:

@@ -26,13 +26,13 @@ from osciformer._text import name_some
 from osciformer.cli.errors import CommandError, Misuse
 from osciformer.cli.settings import CONFIG
 
-RUN, METRICS, MODEL = "run.json", "metrics.json", "model.safetensors"
+RUN, METRICS, MODEL, CARD = "run.json", "metrics.json", "model.safetensors", "model-card.md"
 CHECKPOINT, HISTORY, LOG = "last.ckpt", "history.csv", "tensorboard"
 MANIFEST, LOCK = "manifest.json", ".osciformer.lock"
 NEXT, PART, READY = ".osciformer-next", ".osciformer-part", ".osciformer-ready"
 # Every name that any version has given to a file of a run; nothing else is ever removed, whatever a
-# manifest says. Runs of versions that kept no manifest are known by it alone.
-_OF_TRAINING = (CONFIG, RUN, METRICS, MODEL, CHECKPOINT, HISTORY, LOG, "last.part")
+# manifest says. Runs of versions that kept no manifest, and wrote no card, are known by it alone.
+_OF_TRAINING = (CONFIG, RUN, METRICS, MODEL, CARD, CHECKPOINT, HISTORY, LOG, "last.part")
 _PICTURES = ("training.png", "calibration.png", "intensity.png", "curves.png")
 _OF_DEMO = ("stays-train.parquet", "stays-test.parquet", "ATTRIBUTION.txt", "test_metrics.json")
 WRITTEN = frozenset({*_OF_TRAINING, *_PICTURES, *_OF_DEMO, MANIFEST})
@@ -164,7 +164,7 @@ def hold(path: Path, *, is_resuming: bool, is_overwriting: bool) -> Iterator[Run
     made = [folder for folder in (path, *path.parents) if not folder.exists()]
     path.mkdir(parents=True, exist_ok=True)
     try:
-        with _locked(path):
+        with locked(path):
             yield _settle(path, is_resuming=is_resuming, is_overwriting=is_overwriting)
     finally:
         with contextlib.suppress(OSError):  # not empty: the run is there
@@ -173,7 +173,8 @@ def hold(path: Path, *, is_resuming: bool, is_overwriting: bool) -> Iterator[Run
 
 
 @contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def locked(path: Path) -> Iterator[None]:
+    """Hold a folder against other processes; none waits, the second is refused."""
     filelock = need("filelock", extra="data")
     lock = filelock.FileLock(path / LOCK, timeout=0)
     try:
@@ -276,7 +277,7 @@ def _ours(folder: Path, *, are_there: bool = True) -> set[str]:
         named = set(json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["files"])
         found = (named | {MANIFEST}) & WRITTEN
     except FileNotFoundError:
-        found = set(WRITTEN) if _is_old_run(folder) else set()
+        found = set(WRITTEN - {CARD}) if _is_old_run(folder) else set()
     except (OSError, ValueError, TypeError, KeyError):
         found = set()
     return {name for name in found if _is_own(folder / name)} if are_there else found

@@ -43,7 +43,7 @@ from osciformer.train.fitting import (
     num_processes,
     undisturbed_random_state,
 )
-from osciformer.train.run_folder import CHECKPOINT
+from osciformer.train.run_folder import CHECKPOINT, check_logger
 from osciformer.train.sources import BatchSource
 from osciformer.train.tasks import Task
 
@@ -244,6 +244,7 @@ class TrainedEstimator(SavedEstimator):
         history_: One dict per epoch.
         best_epoch_: Epoch whose weights the model has.
         n_iter_: Number of epochs.
+        monitor_: Validation metric that decided which epoch is best; `fit` sets it.
     """
 
     learning_rate: float = TrainConfig.learning_rate
@@ -352,6 +353,7 @@ class TrainedEstimator(SavedEstimator):
     def _start(self) -> int:
         """Refuse bad settings, and return the seed; called once, at the start of `fit`."""
         EstimatorConfig.from_dict(_of(EstimatorConfig, self.settings()))
+        check_logger(self.settings()["logger"], self.run_dir)
         if self.random_state is None and num_processes(self._train_config(0, 1)) > 1:
             raise ValueError(
                 "random_state must be a number when several processes train together, so that "
@@ -388,6 +390,7 @@ class TrainedEstimator(SavedEstimator):
         of_training = {*_of(TrainConfig, settings), "random_state"}
         decisive = [n for n in settings if n not in of_training and not known[n].is_free]
         others = {name: plain(settings[name]) for name in decisive}
+        self.monitor_ = task.resolve_monitor(config.monitor)
         paths: dict[str, Any] = {"run_dir": folder, "resume": folder if can_resume else None}
         try:
             result = fit(model, task, train, validation, config, settings=others, **paths)

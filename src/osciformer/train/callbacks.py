@@ -66,7 +66,10 @@ class Journal(pl.Callback):
             "seconds": now - self._started,
             "train_loss": pl_module.train_loss,
         }
-        self.history.append(row | {f"val_{name}": x for name, x in pl_module.metrics.items()})
+        row |= {f"val_{name}": x for name, x in pl_module.metrics.items()}
+        self.history.append(row)
+        for logger in trainer.loggers:
+            logger.log_metrics(row, step=trainer.current_epoch)
         self._started = now
         if self.monitor is None:
             return
@@ -269,9 +272,6 @@ class RunWriter(pl.Callback):
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Write both files."""
-        row = self.journal.history[-1]
-        for logger in trainer.loggers:
-            logger.log_metrics(row, step=int(row["epoch"]))
         target = self.folder / CHECKPOINT
         if not trainer.is_global_zero:
             trainer.save_checkpoint(target)  # a collective call with FSDP; it writes nothing here

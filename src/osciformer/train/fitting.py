@@ -125,7 +125,7 @@ def fit(
             precision=config.precision,
             gradient_clip_val=config.gradient_clip,
             callbacks=active,
-            logger=run_folder.make_loggers(folder),
+            logger=run_folder.make_loggers(config.logger, folder),
             default_root_dir=folder,
             log_every_n_steps=1,
             reload_dataloaders_every_n_epochs=1,

@@ -9,20 +9,23 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import nn
 
+from osciformer._advice import Mention, advise
 from osciformer._files import write_text
 from osciformer._optional import need
-from osciformer.config import TrainConfig, differences, without_removed
+from osciformer._text import check_choice
+from osciformer.config import LoggerName, TrainConfig, differences, without_removed
 from osciformer.train.tasks import Task
 
 CHECKPOINT = "last.ckpt"
 HISTORY = "history.csv"
 CONFIG_KEY = "osciformer.config"
 SETUP_KEY = "osciformer.setup"
+_LOGGERS = {"tensorboard": "TensorBoardLogger", "wandb": "WandbLogger", "mlflow": "MLFlowLogger"}
 
 
 class CheckpointError(ValueError):
@@ -89,9 +92,35 @@ def check_checkpoint(
         )
 
 
-def make_loggers(folder: Path | None) -> list[Any]:
-    """Return a TensorBoard logger if that is installed."""
-    if folder is None or importlib.util.find_spec("tensorboard") is None:
+def check_logger(name: str, folder: str | Path | None) -> None:
+    """Refuse a logger of `TrainConfig` whose package is not installed, before any work."""
+    check_choice("logger", name, get_args(LoggerName))
+    if name not in _LOGGERS:
+        return
+    if importlib.util.find_spec(name) is None:
+        raise advise(
+            ImportError,
+            Mention("logger", name),
+            f" needs the package {name}, which is not installed; run: pip install {name}",
+        )
+    if name == "tensorboard" and folder is None:
+        raise ValueError("logger='tensorboard' writes into the run folder; give a run_dir")
+
+
+def make_loggers(name: str, folder: Path | None) -> list[Any]:
+    """Return the loggers of Lightning that `TrainConfig.logger` means here."""
+    if name == "auto":
+        has_board = folder is not None and importlib.util.find_spec("tensorboard") is not None
+        name = "tensorboard" if has_board else "csv"
+    check_logger(name, folder)
+    if name == "csv":  # the history, which is written in any case
         return []
-    loggers = need("pytorch_lightning.loggers", extra="train")
-    return [loggers.TensorBoardLogger(folder, name="tensorboard", version="")]
+    make = getattr(need("pytorch_lightning.loggers", extra="train"), _LOGGERS[name])
+    if name == "tensorboard":
+        return [make(folder, name="tensorboard", version="")]
+    # Their files lie where these tools have them, not in the run folder, which is ours alone.
+    if name == "wandb":
+        return [make(project="osciformer")]
+    # Lightning's own default is a kind of store that mlflow has given up.
+    place = need("mlflow", extra="train").get_tracking_uri()
+    return [make(experiment_name="osciformer", tracking_uri=place)]
