@@ -44,6 +44,7 @@ PACKAGES = (
     "estimators",
     "events",
     "events.neural",
+    "explain",
     "math",
     "models",
     "nn",
