@@ -49,6 +49,7 @@ PACKAGES = (
     "models",
     "nn",
     "ops",
+    "plots",
     "resonators",
     "saving",
     "streaming",

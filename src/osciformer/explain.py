@@ -18,8 +18,8 @@ from osciformer.estimators.labels import encode_classes, read_labels
 
 __all__ = ["occlusion", "permutation_importance"]
 
-_COLUMNS = ("id", "part", "variable", "start", "end", "output")
-_COLUMNS += ("prediction", "without", "effect", "low", "high")
+_ABOUT = ("id", "part", "variable", "start", "end", "output")
+_COLUMNS = (*_ABOUT, "prediction", "without", "effect", "low", "high")
 _ROUNDS = 1000  # of the bootstrap over series
 _LEVELS = (0.025, 0.975)
 _CALL_SERIES, _CALL_VALUES = 2048, 10**7  # altered series that share a call of `predict`
@@ -69,8 +69,10 @@ def permutation_importance(
     chosen = np.sort(rng.permutation(len(data))[:max_samples])
     labels = read_labels(data, y)[chosen] if model.task in SERIES_TASKS else None
     series = concatenate(list(chunks(take(data, chosen)))).replace(labels=None)
-    judge = _judge_labels if labels is not None else _judge_hidden
-    series, losses = judge(model, series, labels if labels is not None else rng)
+    if labels is not None:
+        losses = _judge_labels(model, series, labels)
+    else:
+        series, losses = _judge_hidden(model, series, rng)
     names = [*series.feature_names, *series.static_names]
     (before,) = losses(series, 1)
     scored = np.isfinite(before)
@@ -208,8 +210,8 @@ def _in_groups(
 
 def _judge_labels(
     model: Any, series: IrregularSeries, labels: np.ndarray
-) -> tuple[IrregularSeries, Callable[[IrregularSeries, int], np.ndarray]]:
-    """Return the series, and the loss [k, n] of each of k altered versions of all of them."""
+) -> Callable[[IrregularSeries, int], np.ndarray]:
+    """Return what gives the losses [k, n] of k altered versions of all series."""
     count = len(series)
     if model.task == "classification":
         classes = encode_classes(labels, model.classes_)
@@ -219,7 +221,7 @@ def _judge_labels(
             found: np.ndarray = -chances[:, np.arange(count), classes]
             return found
 
-        return series, losses
+        return losses
     truth = model._scaled(labels)
     unit = model.target_scale_ if truth.shape[1] == 1 else 1.0
 
@@ -229,7 +231,7 @@ def _judge_labels(
         found: np.ndarray = (np.abs(scaled - truth) * unit).mean(axis=2)
         return found
 
-    return series, errors
+    return errors
 
 
 def _judge_hidden(
@@ -391,18 +393,20 @@ def _ends(series: IrregularSeries) -> tuple[Float[np.ndarray, "n"], Float[np.nda
 def _parts_of(one: IrregularSeries, n_windows: int) -> Iterator[_Part]:
     """Yield the parts of the one series of a container that hold any value."""
     names = one.feature_names
-    each = np.eye(len(names), dtype=bool)
-    found = [_Part("variable", *of, None, it) for *of, it in zip(names, each, strict=True)]
+    every, each = np.ones(len(names), dtype=bool), np.eye(len(names), dtype=bool)
     for place, name in enumerate(one.static_names):
         if one.static is not None and not np.isnan(one.static[0, place]):
-            yield _Part("static", name, None, ~each.any(axis=0), place)
+            yield _Part("static", name, None, ~every, place)
+    found = [_Part("variable", name, None, it) for name, it in zip(names, each, strict=True)]
     if len(one.times):
         edges = np.linspace(one.times[0], one.times[-1], n_windows + 1 if one.spans[0] > 0 else 2)
-        spans = [(low, high, high == edges[-1]) for low, high in pairwise(edges)]
-        found += [_Part("time", None, x[:2], each.any(axis=0), is_closed=x[2]) for x in spans]
-        for low, high, is_last in spans:
+        spans = [(low, high) for low, high in pairwise(edges.tolist())]
+        is_last = [span is spans[-1] for span in spans]
+        for span, last in zip(spans, is_last, strict=True):
+            found.append(_Part("time", None, span, every, is_closed=last))
+        for span, last in zip(spans, is_last, strict=True):
             for name, it in zip(names, each, strict=True):
-                found.append(_Part("cell", name, (low, high), it, is_closed=is_last))
+                found.append(_Part("cell", name, span, it, is_closed=last))
     seen = ~np.isnan(one.values)
     yield from (part for part in found if (part.covers(one.times) & seen).any())
 

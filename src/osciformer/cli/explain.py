@@ -83,7 +83,7 @@ def explain(
 
 
 def find_series(data: Any, wanted: list[str]) -> tuple[Any, Any]:
-    """Return the series of some ids, as written, and others; None if there are no others."""
+    """Return the series or sequences of some ids, in this order, and the others, or None."""
     from osciformer.data.inputs import chunks, take
     from osciformer.data.series import concatenate
 
@@ -93,9 +93,12 @@ def find_series(data: Any, wanted: list[str]) -> tuple[Any, Any]:
         raise CommandError(
             f"the table has no series {name_some(absent)}; it has {name_some(data.ids)}"
         )
-    places = np.unique([by_name[name] for name in wanted])
+    places = np.array(list(dict.fromkeys(by_name[name] for name in wanted)))
     others = np.setdiff1d(np.arange(len(data)), places)
-    chosen = concatenate(list(chunks(take(data, places))))
+    if not tables.is_streamed(data):
+        return data[places], data[others] if len(others) else None
+    rising, back = np.unique(places, return_inverse=True)
+    chosen = concatenate(list(chunks(take(data, rising)))).take(back)
     return chosen, take(data, others) if len(others) else None
 
 
@@ -117,7 +120,11 @@ def _print_parts(found: Any) -> None:
         rows = rows.reindex(rows.effect.abs().sort_values(ascending=False).index)
         shown = [
             (
-                f"{row.start} to {row.end}" if row.part == "time" else str(row.variable),
+                (
+                    f"{_moment(row.start)} to {_moment(row.end)}"
+                    if row.part == "time"
+                    else str(row.variable)
+                ),
                 f"{row.effect:+.4g}",
                 f"{row.low:.4g} to {row.high:.4g}" if "low" in found else "-",
             )
@@ -125,3 +132,8 @@ def _print_parts(found: Any) -> None:
         ]
         title = f"Series {id}, output {output}: prediction {rows.prediction.iloc[0]:.4g}"
         tables.print_table(title, ("part", "adds", "95 % interval"), shown)
+
+
+def _moment(time: Any) -> str:
+    """Return a number, or a date or duration to the second."""
+    return f"{time:.4g}" if isinstance(time, float) else str(time.round("s"))
