@@ -35,13 +35,13 @@ def test_parts_of_single_series(cli: Call, runs: Path, tables: Path, tmp_path: P
     outcome = cli("explain", run, table, *flags)
     assert outcome.code == 0, outcome.err
     found = pd.read_csv(output)
-    assert set(found.id) == {7, 12}
+    assert set(found.who) == {7, 12}
     assert set(found.part) == {"variable", "static", "time", "cell"}
     assert cli("predict", run, table, "-o", tmp_path / "p.csv").code == 0
     chance = pd.read_csv(tmp_path / "p.csv").set_index("who").probability_1
-    assert found.prediction.to_numpy() == pytest.approx(chance[found.id].to_numpy(), abs=1e-5)
+    assert found.prediction.to_numpy() == pytest.approx(chance[found.who].to_numpy(), abs=1e-5)
     whole = found[found.part == "variable"]
-    assert whole.loc[whole[whole.id == 7].effect.abs().idxmax()].variable == "a"
+    assert whole.loc[whole[whole.who == 7].effect.abs().idxmax()].variable == "a"
 
 
 def test_bad_calls_are_refused(cli: Call, runs: Path, tables: Path, tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ def decided(count: int, seed: int, *, shift: float = 0.0) -> IrregularSeries:
 
 @pytest.fixture(scope="module")
 def classifier() -> Any:
-    return ResonatorClassifier(random_state=0).fit(decided(200, 0))
+    return ResonatorClassifier(families=("summary",), random_state=0).fit(decided(200, 0))
 
 
 def test_the_deciding_variable_is_first_and_the_others_cover_zero(classifier: Any) -> None:
@@ -103,7 +103,7 @@ def test_intervals_cover_the_truth() -> None:
     """The importance of a useless variable that the model uses is 0; of 95 %, some are missed."""
     rng = np.random.default_rng(0)
     covered = []
-    for _ in range(100):
+    for _ in range(60):
         values = rng.normal(size=(40, 2, 2))
         y = rng.normal(size=40)
         X = IrregularSeries.from_padded(values)
@@ -239,8 +239,12 @@ def test_what_is_left_out_is_gone() -> None:
 
 def test_regression_is_in_the_unit_of_the_target() -> None:
     train, test = decided(60, 0), decided(40, 1)
-    small = ResonatorRegressor(random_state=0).fit(train, train.labels.astype(float))
-    large = ResonatorRegressor(random_state=0).fit(train, 1000.0 * train.labels)
+    small = ResonatorRegressor(families=("summary",), random_state=0).fit(
+        train, train.labels.astype(float)
+    )
+    large = ResonatorRegressor(families=("summary",), random_state=0).fit(
+        train, 1000.0 * train.labels
+    )
     found = [
         permutation_importance(model, test, factor * test.labels, n_repeats=2)
         for model, factor in ((small, 1.0), (large, 1000.0))
@@ -290,7 +294,7 @@ def test_windows_of_dates_are_dates(classifier: Any) -> None:
     frame["x"] = rng.normal(size=144) + frame.who % 2
     frame["ill"] = frame.who % 2
     X = from_frame(frame, id="who", time="day", label="ill")
-    model = ResonatorClassifier(random_state=0).fit(X)
+    model = ResonatorClassifier(families=("summary",), random_state=0).fit(X)
     found = occlusion(model, X[:1], n_windows=2)
     windows = found[found.part == "time"]
     assert windows.start.iloc[0] == pd.Timestamp("2024-03-01")

@@ -73,12 +73,9 @@ def explain(
             verbose=verbose,
         )
         _print_importance(found)
-    is_text = [column.dtype.kind == "O" for _, column in found.items()]
-    columns = {
-        name: (found[name].astype(object).where(found[name].notna(), None) if text else found[name])
-        for name, text in zip(found, is_text, strict=True)
-    }
-    part = {name: column.to_numpy() for name, column in columns.items()}
+    columns = {name: _column(found[name]) for name in found}
+    keys = {model.id: columns.pop("id")} if "id" in columns else {}
+    part = tables.side_by_side(keys, columns, {})
     typer.echo(f"{output}: {tables.write_table(output, [part])} rows")
 
 
@@ -137,3 +134,12 @@ def _print_parts(found: Any) -> None:
 def _moment(time: Any) -> str:
     """Return a number, or a date or duration to the second."""
     return f"{time:.4g}" if isinstance(time, float) else str(time.round("s"))
+
+
+def _column(column: Any) -> np.ndarray:
+    """Return a column of a data frame; missing text becomes None."""
+    is_text = column.dtype.kind == "O"
+    found: np.ndarray = np.asarray(
+        column.astype(object).where(column.notna(), None) if is_text else column
+    )
+    return found
