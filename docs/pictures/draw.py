@@ -1,9 +1,9 @@
 """Draw the pictures of the README and of the docs from models that this script trains.
 
 Run `python docs/pictures/draw.py` (a few minutes on a CPU). It writes one picture per task beside
-this file, `landing.png`, which shows three of them side by side, and those of the page on
-resonators. With names, `python docs/pictures/draw.py responses resonance explanation`, it draws
-these alone.
+this file, `landing.png`, which shows three of them side by side, and those of the pages on
+resonators and explanations. With names, `python docs/pictures/draw.py responses resonance`, it
+draws these alone.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from osciformer import (
     oscillator_response,
 )
 from osciformer.events import HawkesProcess, simulate_hawkes
+from osciformer.plots import plot_predictions
 
 HERE = Path(__file__).parent
 BLUE, ORANGE, GREY, GREEN = "#2563eb", "#ea580c", "#374151", "#059669"
@@ -318,8 +319,27 @@ def explanation() -> Any:
     return figure
 
 
+def along_time() -> Any:
+    """Draw the probability that machines are worn, if the readings ended at each of them."""
+    rng = np.random.default_rng(SEED)
+    model = ResonatorClassifier(random_state=SEED).fit(bearings(300, rng))
+    test = bearings(40, rng)
+    print(f"along_time: accuracy {model.score(test):.3f} on 40 other series")
+    pair = test[:2].replace(ids=["a good machine", "a worn machine"])
+    return plot_predictions(model, pair, variables=["shaking"], time="hour")
+
+
+def ahead() -> Any:
+    """Draw forecasts of two tides."""
+    rng = np.random.default_rng(SEED)
+    model = OsciFormerForecaster(
+        horizon=9.0, quantiles=QUANTILES, dim=16, learning_rate=1e-2, **TRAINING
+    ).fit(tides(300, rng, gap=False)[0])
+    return plot_predictions(model, tides(2, rng, gap=False)[0], time="hour")
+
+
 CARDS = (classification, regression, forecasting, imputation, events)
-FIGURES = (responses, resonance, explanation)
+FIGURES = (responses, resonance, explanation, along_time, ahead)
 
 
 def main(names: list[str]) -> None:

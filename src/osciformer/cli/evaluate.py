@@ -58,14 +58,9 @@ def evaluate(
         model.refuse(target=target, labels=labels, labels_id=labels_id, stream=stream)
         found = _judge_events(model, table)
     else:
-        given = {"id": model.layout.get("id"), **model.settings, "labels": labels}
-        given |= {"target": tuple(target.split(","))} if target else {}
-        given |= {"labels_id": labels_id} if labels_id else {}
-        in_table = model.task in SERIES_TASKS and labels is None
-        label = tables.label_of(given, model.task) if in_table else None
-        data = model.open_series(table, labels, labels_id, stream, label)
+        data, truth = open_labelled(model, table, target, labels, labels_id, stream)
         if model.task in SERIES_TASKS:
-            found = _judge_labels(model, data, tables.labels_for(data, given, model.task))
+            found = _judge_labels(model, data, truth)
         else:
             found = _judge_answers(model, data, seed)
     if picture is not None:
@@ -92,6 +87,27 @@ def evaluate(
     print_reasons(reasons)
     if found.remark:
         typer.echo(found.remark)
+
+
+def open_labelled(
+    model: predict.Model,
+    table: Path,
+    target: str | None,
+    labels: Path | None,
+    labels_id: str | None,
+    stream: bool | None,
+) -> tuple[Any, np.ndarray | None]:
+    """Return the series of a table, and their labels; None if the series have them, or need none.
+
+    Other names than those of training are in `target`, and where to find them in `labels`.
+    """
+    given = {"id": model.layout.get("id"), **model.settings, "labels": labels}
+    given |= {"target": tuple(target.split(","))} if target else {}
+    given |= {"labels_id": labels_id} if labels_id else {}
+    in_table = model.task in SERIES_TASKS and labels is None
+    label = tables.label_of(given, model.task) if in_table else None
+    data = model.open_series(table, labels, labels_id, stream, label)
+    return data, tables.labels_for(data, given, model.task)
 
 
 class _Judged(NamedTuple):

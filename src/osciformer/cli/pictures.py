@@ -31,7 +31,8 @@ def _new_figure(num_panels: int) -> tuple[Any, Sequence[Any]]:
     return figure, figure.subplots(1, num_panels, squeeze=False)[0]
 
 
-def _save(figure: Any, path: Path) -> None:
+def save(figure: Any, path: Path) -> None:
+    """Write a figure in the format that the ending of the path names."""
     with replacing(path) as part:
         figure.savefig(part, dpi=120)
 
@@ -51,7 +52,7 @@ def draw_classes(is_positive: np.ndarray, scores: Mapping[str, np.ndarray], path
         for axis, (title, (display, options)) in zip(axes, panels.items(), strict=True):
             display.from_predictions(is_positive, score, name=name, ax=axis, **options)
             axis.set_title(title)
-    _save(figure, path)
+    save(figure, path)
 
 
 def draw_values(found: np.ndarray, truth: np.ndarray, path: Path) -> None:
@@ -61,7 +62,7 @@ def draw_values(found: np.ndarray, truth: np.ndarray, path: Path) -> None:
     options = {"kind": "actual_vs_predicted", "subsample": None}
     for values, predicted, axis in zip(truth.T, found.T, axes, strict=True):
         display.from_predictions(values, predicted, ax=axis, **options)
-    _save(figure, path)
+    save(figure, path)
 
 
 def draw_quantiles(levels: Sequence[float], frequency: np.ndarray, path: Path) -> None:
@@ -70,14 +71,14 @@ def draw_quantiles(levels: Sequence[float], frequency: np.ndarray, path: Path) -
     axis.plot([0, 1], [0, 1], color="0.7", linestyle=":")
     axis.plot(levels, frequency, "o-")
     axis.set(title="Calibration of quantiles", xlabel="level", ylabel="part of values below")
-    _save(figure, path)
+    save(figure, path)
 
 
 def draw_calibration(calibration: Calibration, path: Path) -> None:
     """Draw rescaled gaps between events against Exp(1)."""
     from osciformer.events import plot_calibration
 
-    _save(plot_calibration(calibration), path)
+    save(plot_calibration(calibration), path)
 
 
 def draw_run(estimator: Any, events: EventSequences, folder: Path) -> None:
@@ -94,7 +95,7 @@ def draw_run(estimator: Any, events: EventSequences, folder: Path) -> None:
     axis.set(title="Training", xlabel="epoch", ylabel="log-likelihood, nats per event")
     axis.legend(loc="lower right")
     training, calibrated, rates = (folder / name for name in OF_RUN)
-    _save(figure, training)
+    save(figure, training)
     calibration = estimator.calibration(events)
     if len(calibration.increments):
         draw_calibration(calibration, calibrated)
@@ -107,4 +108,4 @@ def draw_run(estimator: Any, events: EventSequences, folder: Path) -> None:
         lengths = np.where(spans > 0, shown.lengths, -1)
         order = np.argsort(lengths, kind="stable")[(spans <= 0).sum() :]
         figure = plot_intensity(estimator.model_, shown, int(order[len(order) // 2]))
-        _save(figure, rates)
+        save(figure, rates)
