@@ -235,3 +235,25 @@ def test_intervals_need_quantiles_on_both_sides() -> None:
     model = make(OsciFormerImputer, **{**TINY, "max_epochs": 1}, quantiles=(0.5, 0.9))
     with pytest.raises(ValueError, match=r"quantiles below and above 0\.5"):
         model.fit(decays(20)).calibrate(decays(20))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"temperature": 0.0},
+        {"temperature": float("nan")},
+        {"conformal": [{"scores": [1.0, 0.0], "levels": [0.3, 0.6], "count": 2}]},
+        {"conformal": [{"scores": [1.0, None], "levels": [0.3, 0.6], "count": 2}]},
+        {"conformal": [{"scores": [1.0], "levels": [0.3, 0.6], "count": 2}]},
+    ],
+)
+def test_a_damaged_calibration_is_refused(damage: dict[str, Any]) -> None:
+    model = ResonatorClassifier(families=["summary"], random_state=0).fit(overlapping(40, 0))
+    with pytest.raises(ValueError, match=r"its temperature must be|of its calibration must be"):
+        model._restore_task({**model._task_state(), **damage})
+
+
+def test_one_series_cannot_set_a_temperature() -> None:
+    model = ResonatorClassifier(families=["summary"], random_state=0).fit(overlapping(40, 0))
+    with pytest.raises(ValueError, match="at least 2 series; got 1"):
+        model.calibrate(overlapping(1, 1), probabilities=True)

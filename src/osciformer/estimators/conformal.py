@@ -71,6 +71,11 @@ class ScoreLevels:
     def from_dict(cls, state: Mapping[str, Any]) -> Self:
         """Return what `to_dict` described."""
         scores, levels = (np.array(state[name], dtype=np.float64) for name in ("scores", "levels"))
+        rising = all(
+            bool((np.diff(x) >= 0).all() and np.isfinite(x).all()) for x in (scores, levels)
+        )
+        if scores.ndim != 1 or scores.shape != levels.shape or not rising:
+            raise ValueError("scores and levels of its calibration must be finite, rise and match")
         return cls(scores, levels, int(state["count"]))
 
 

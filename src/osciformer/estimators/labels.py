@@ -90,6 +90,8 @@ class SeriesClassifier(Conformal, ClassifierMixin):
         self.temperature_ = 1.0
         if probabilities:
             rest, half = split(np.zeros(len(data), dtype=np.int64), 0.5, np.random.default_rng(0))
+            if len(half) == 0:
+                raise ValueError(f"probabilities need at least 2 series; got {len(data)}")
             hits = smooth_hits(classes[half], len(self.classes_))
             (scale,), _ = temperature_losses(logits[None, half], hits, np.ones(len(half)))
             self.temperature_, logits, classes = float(1.0 / scale), logits[rest], classes[rest]
@@ -143,6 +145,8 @@ class SeriesClassifier(Conformal, ClassifierMixin):
     def _restore_task(self, task: Mapping[str, Any]) -> None:
         self.classes_ = np.array(task["classes"], dtype=np.dtype(task["dtype"]))
         self.temperature_ = float(task.get("temperature", 1.0))
+        if not 0.0 < self.temperature_ < float("inf"):
+            raise ValueError(f"its temperature must be positive; got {self.temperature_}")
         self._restore_conformal(task)
 
 
