@@ -649,6 +649,8 @@ class DataConfig(Config):
         labels: Another table, a row per series, with the target.
         labels_id: Its column of ids, if not called as in the table.
         validation: Table for early stopping, in place of a part of the table.
+        calibration_fraction: Part of the series that is kept for `predict --coverage`; then the
+            model is not trained on it. 100 series or more are well spent.
         stream: Read Parquet from disk in each epoch; large files always are.
         unit: Unit of dates: ns, us, ms, s, min, h or d.
         origin: Where time 0 is: auto, series or absolute.
@@ -679,6 +681,7 @@ class DataConfig(Config):
     labels: str | None = setting(None, tasks=VALUE_TASKS, is_free=True)
     labels_id: str | None = setting(None, tasks=VALUE_TASKS)
     validation: str | None = setting(None, is_free=True, models=MODELS[:1])
+    calibration_fraction: float = setting(0.0, within=FRACTION, tasks=VALUE_TASKS)
     stream: bool | None = setting(None, tasks=VALUE_TASKS)
     unit: str = setting("s")
     origin: str = setting("auto")

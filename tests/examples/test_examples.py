@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import runpy
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 MAX_LINES = 120
@@ -21,6 +23,7 @@ TOY_SIZES: dict[str, dict[str, Any]] = {
     "07_resonators.py": {"num_train": 24, "num_test": 12},
     "08_certified_attention.py": {"num_keys": 3, "tolerances": (1e-1, 1e-3)},
     "09_grid_search.py": {"num_tanks": 32, "max_epochs": 1, "dims": (4, 8)},
+    "10_service.py": {"steps": 2, "num_motors": 4, "dim": 8},
 }
 WITH_PICTURE = (
     "01_irregular_signal.py",
@@ -57,7 +60,18 @@ def test_example_runs_and_returns_numbers(
         assert str(picture) in capsys.readouterr().out
 
 
-def test_streaming_example_agrees_with_the_batch() -> None:
-    name = "05_stream_observations.py"
+@pytest.mark.parametrize("name", ["05_stream_observations.py", "10_service.py"])
+def test_streaming_example_agrees_with_the_batch(name: str) -> None:
     numbers = runpy.run_path(str(EXAMPLES / name))["main"](**TOY_SIZES[name])
     assert numbers["difference"] < 1e-5
+
+
+def test_threads_of_the_service_share_streams_without_loss() -> None:
+    """Four threads begin one stream at once, at one time, where order does not matter."""
+    parts = runpy.run_path(str(EXAMPLES / "10_service.py"))
+    model = parts["train"](1, 8, torch.Generator().manual_seed(0))
+    with parts["Service"](model) as service, ThreadPoolExecutor(4) as clients:
+        list(clients.map(lambda _: service.score("one", 1.0, [0.5]), range(40)))
+        list(clients.map(lambda k: service.score(f"other {k % 4}", 1.0, [0.5]), range(40)))
+        counts = [session.num_observations for session in service.sessions.values()]
+    assert counts == [[40]] + [[10]] * 4

@@ -93,3 +93,15 @@ def test_a_head_that_was_asked_for_has_no_trees(series):
     """`head='ridge'` is linear."""
     model = ResonatorClassifier(families=["summary"], head="ridge", random_state=0).fit(series)
     assert model.trees_ is None
+
+
+def test_a_column_without_a_number_is_passed_over():
+    """A variable that no series of a fold has must not end the fit."""
+    matrix, classes = draw(1000, 3)
+    blank = matrix.copy()
+    blank[:, 2] = np.nan
+    blank[np.flatnonzero(classes)[:1], 2] = 1.0  # in one fold's training part, it is not there
+    other = LeftOut(np.arange(1000), np.random.default_rng(1).normal(scale=0.1, size=(1000, 2)))
+    found, _ = TreeShare.fit(blank, np.arange(3), classes, None, other, seed=0)
+    assert found is not None
+    assert set(found.trees.column[found.trees.left != np.arange(len(found.trees.left))]) <= {0, 1}

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
+import numpy as np
 import typer
 from typer import Argument, Option
 
@@ -242,7 +243,12 @@ def train(estimator: Any, job: Job, settings: Mapping[str, Any], run: RunFolder)
             else:
                 run.begin(describe)
         watched = {} if job.validation is None else {"validation_data": job.validation}
+        kept = None
+        if given.get("calibration_fraction"):
+            job, kept = _keep_some(job, given)
         estimator.fit(job.data, job.labels, **watched)
+        if kept is not None:
+            estimator.calibrate(*kept)
         metrics = _metrics(estimator, is_finished=True)
         if is_first_process():
             finish(metrics)
@@ -263,6 +269,30 @@ def train(estimator: Any, job: Job, settings: Mapping[str, Any], run: RunFolder)
             run.abandon()
         raise
     return metrics
+
+
+def _keep_some(job: Job, given: Mapping[str, Any]) -> tuple[Job, tuple[Any, Any]]:
+    """Return the job without the series that are kept for calibration, and those with labels."""
+    from osciformer.data.inputs import take
+    from osciformer.estimators.base import split
+    from osciformer.estimators.labels import read_labels
+
+    fraction = given["calibration_fraction"]
+    stratum = np.zeros(len(job.data), dtype=np.int64)
+    if given["task"] == "classification":  # so that training misses no class
+        stratum = np.unique(read_labels(job.data, job.labels), return_inverse=True)[1]
+    (data, labels), kept = (
+        (take(job.data, index), None if job.labels is None else job.labels[index])
+        for index in split(stratum, fraction, np.random.default_rng(given["seed"]))
+    )
+    count = len(kept[0])
+    if count == 0:
+        raise CommandError(
+            f"--calibration-fraction {fraction:g} of {len(job.data)} series is none; give more"
+        )
+    most = np.floor(1000 * count / (count + 1)) / 1000
+    _say(f"{count} series are kept for calibration, enough for --coverage up to {most:g}")
+    return job._replace(data=data, labels=labels), kept
 
 
 def _keep(estimator: Any, run: RunFolder, finish: Callable[[Mapping[str, Any]], None]) -> str:

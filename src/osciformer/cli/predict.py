@@ -25,6 +25,7 @@ AcceleratorOption = Annotated[str, Option(help="auto, cpu or gpu.")]
 LabelsOption = Annotated[Path | None, Option(help="Table with labels or static columns, by id.")]
 LabelsIdOption = Annotated[str | None, Option(help="Its column of ids.")]
 _SAFE = "Put ' before text that begins with = + - @, a formula to spreadsheets."
+_COVERAGE = "Add intervals, or sets of classes, that hold the truth with this chance, such as 0.9."
 NUM_STEPS = 10  # forecasts per series if nothing is said about their times
 CHUNK_SEQUENCES = 256  # sequences of events that are predicted at a time
 Columns = dict[str, np.ndarray]
@@ -41,6 +42,7 @@ def predict(
     horizon: Annotated[float | None, Option(help="How far ahead of each series' end.")] = None,
     every: Annotated[float | None, Option(help="And at these steps on the way.")] = None,
     quantiles: Annotated[bool, Option("--quantiles", help="Write all quantiles.")] = False,
+    coverage: Annotated[float | None, Option(help=_COVERAGE)] = None,
     safe_csv: Annotated[bool, Option("--safe-csv", help=_SAFE)] = False,
     labels: LabelsOption = None,
     labels_id: LabelsIdOption = None,
@@ -51,7 +53,8 @@ def predict(
 
     Classification writes the class and the probability of each class; regression the value;
     forecasting and imputation a row for each series, time and variable; events the next event of
-    each sequence, its time and type.
+    each sequence, its time and type. With --coverage there are the columns lower and upper, or
+    in_set_CLASS, if the model was fitted with --calibration-fraction.
     """
     tables.check_ending(output, tables.TABLE_ENDINGS)
     refuse_replacing(output, run, table, times, labels)
@@ -60,19 +63,22 @@ def predict(
     model = Model.load(run, table, labels, accelerator=accelerator)
     at_times = {"times": times, "horizon": horizon, "every": every, "quantiles": quantiles or None}
     if model.task == "events":
-        model.refuse(**at_times, labels=labels, labels_id=labels_id, stream=stream)
+        model.refuse(
+            **at_times, coverage=coverage, labels=labels, labels_id=labels_id, stream=stream
+        )
         chunks = tables.parts_of(model.open_events(table), CHUNK_SEQUENCES)
         parts: Parts = _next_events(model, chunks)
         summary = f", one per sequence; gaps in {model.estimator.time_unit_}"
     else:
+        model.check_coverage(coverage)
         data = model.open_series(table, labels, labels_id, stream, None)
         summary = f" for {len(data)} series"
         if model.task in QUERY_TASKS:
             asked = _ask(model, data.ids, times, horizon, every)
-            parts = _answers(model, data, *asked, is_full=quantiles)
+            parts = _answers(model, data, *asked, is_full=quantiles, coverage=coverage)
         else:
             model.refuse(**at_times)
-            parts = _labels(model, data)
+            parts = _labels(model, data, coverage)
     renamed: dict[str, str] = {}
     written: Iterator[Columns] = (tables.side_by_side(*part, renamed) for part in parts)
     written = map(tables.spreadsheet_safe, written) if safe_csv else written
@@ -108,6 +114,18 @@ class Model(NamedTuple):
         if any(value is not None for value in options.values()):
             flags = [f"--{name.replace('_', '-')}" for name in options]
             raise Misuse(f"{', '.join(flags[:-1])} and {flags[-1]} do not apply to {self.task}")
+
+    def check_coverage(self, coverage: float | None) -> None:
+        """Refuse a coverage that the calibration of the model does not reach."""
+        if coverage is None:
+            return
+        found = self.estimator.conformal_
+        if found is None:
+            raise CommandError(
+                "--coverage needs a model that was fitted with --calibration-fraction, such as 0.2"
+            )
+        for levels in found[:1] if self.task == "classification" else found:
+            levels.at(coverage)
 
     @property
     def id(self) -> str:
@@ -154,7 +172,7 @@ def _next_events(model: Model, chunks: Iterator[Any]) -> Parts:
         yield {model.id: columns.pop("")}, columns
 
 
-def _labels(model: Model, data: Any) -> Parts:
+def _labels(model: Model, data: Any, coverage: float | None) -> Parts:
     """Yield predictions of classes or values, a row per series."""
     estimator, target = model.estimator, model.layout.get("label")
     for series in tables.parts_of(data):
@@ -166,8 +184,18 @@ def _labels(model: Model, data: Any) -> Parts:
         else:
             found = estimator.predict(series).reshape(len(series), -1)
             of = target if isinstance(target, list | tuple) else range(found.shape[1])
-            names = [f"prediction_{name}" for name in of] if len(of) > 1 else ["prediction"]
-        yield {model.id: series.ids}, columns | dict(zip(names, found.T, strict=True))
+            ends = [f"_{name}" for name in of] if len(of) > 1 else [""]
+            names = [f"prediction{end}" for end in ends]
+        columns |= dict(zip(names, found.T, strict=True))
+        if coverage is not None and model.task == "classification":
+            sets = estimator.sets_of(found, coverage).T
+            columns |= {f"in_set_{c}": x for c, x in zip(estimator.classes_, sets, strict=True)}
+        elif coverage is not None:
+            margin = estimator.margin(coverage)
+            for name, sign in (("lower", -1.0), ("upper", 1.0)):
+                moved = (found + sign * margin).T
+                columns |= {f"{name}{end}": x for end, x in zip(ends, moved, strict=True)}
+        yield {model.id: series.ids}, columns
 
 
 def _ask(
@@ -225,7 +253,13 @@ def _read_times(path: Path, model: Model, ids: np.ndarray) -> TimesOf:
 
 
 def _answers(
-    model: Model, data: Any, times_of: TimesOf | None, steps: np.ndarray | None, is_full: bool
+    model: Model,
+    data: Any,
+    times_of: TimesOf | None,
+    steps: np.ndarray | None,
+    *,
+    is_full: bool,
+    coverage: float | None,
 ) -> Parts:
     """Yield predictions at what `_ask` returns, a row per series, time and variable."""
     from osciformer.data.ragged import offsets_of, series_of_rows
@@ -259,4 +293,7 @@ def _answers(
         }
         if is_full:
             columns |= {f"q{level:g}": found[..., k].reshape(-1) for k, level in enumerate(levels)}
+        if coverage is not None:
+            ends = estimator.intervals_of(found, coverage).reshape(-1, 2).T
+            columns |= dict(zip(("lower", "upper"), ends, strict=True))
         yield keys, columns

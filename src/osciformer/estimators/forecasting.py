@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from osciformer.data.ragged import series_of_rows
 from osciformer.data.series import IrregularSeries, concatenate
 from osciformer.estimators import queries
 from osciformer.estimators.base import TransformerMixin, estimator
+from osciformer.estimators.conformal import Conformal, ScoreLevels
 from osciformer.estimators.series import SeriesEstimator
 from osciformer.models import QueryModel
 from osciformer.train.sources import Draw, SeriesSource
@@ -26,6 +27,8 @@ Answers = np.ndarray | list[np.ndarray]
 Baseline = Callable[[IrregularSeries, IrregularSeries], np.ndarray]
 # The part of a typical series that is the horizon, if none is given.
 HORIZON_PART = 0.25
+# Least distance of a quantile from the median that intervals are widened by, in unit spreads.
+_LEAST_DISTANCE = 1e-6
 
 
 class Hidden(NamedTuple):
@@ -38,7 +41,7 @@ class Hidden(NamedTuple):
 
 
 @estimator
-class QueryEstimator(SeriesEstimator):
+class QueryEstimator(Conformal, SeriesEstimator):
     """Estimators that predict the values of a series at times that the user chooses.
 
     Args:
@@ -58,7 +61,10 @@ class QueryEstimator(SeriesEstimator):
     direction: ClassVar[str]
     transform_clips: ClassVar[bool] = False
 
+    predict_quantiles: ClassVar[Callable[..., Answers]]
+
     def _learn(self, data: SeriesData, y: Any) -> None:
+        self.conformal_ = None
         ends = (0.0, *self._levels, 1.0)
         if any(low >= high for low, high in pairwise(ends)) or 0.5 not in self._levels:
             wanted = "rise between 0 and 1 and contain 0.5"
@@ -156,6 +162,66 @@ class QueryEstimator(SeriesEstimator):
             truth, simple = asked.values[:, is_target], baseline(series, asked)[:, is_target]
             yield Hidden(self._answer(series, asked), truth, simple, asked.offsets)
 
+    def calibrate(self, X: Any, y: Any = None) -> Self:
+        """Learn how far to widen the outermost quantiles, for `predict_interval`.
+
+        Args:
+            X: Series drawn like those to predict, 100 or more, to which the model was not fitted.
+                Values are hidden as `score` says.
+            y: Ignored.
+        """
+        scores, owners, count = [], [], 0
+        for found, truth, _, offsets in self.answer_hidden(X, np.random.default_rng(0)):
+            middle, below, above = self._distances(found, 1.0)
+            scores.append(np.maximum((middle - truth) / below, (truth - middle) / above))
+            owners.append(series_of_rows(offsets) + count)
+            count += len(offsets) - 1
+        table, owner = np.concatenate(scores), np.concatenate(owners)
+        hidden = ~np.isnan(table)
+        for name, column in zip(self.target_names_, hidden.T, strict=True):
+            if not column.any():
+                raise ValueError(f"X has no value of {name!r} to hide; give more or longer series")
+        pairs = zip(table.T, hidden.T, strict=True)
+        self.conformal_ = tuple(ScoreLevels.of(s[here], owner[here]) for s, here in pairs)
+        return self
+
+    def predict_interval(
+        self, X: Any, times: Any = None, *, coverage: float = 0.9, **options: Any
+    ) -> Answers:
+        """Return the ends of intervals, as `predict` returns medians, with a last axis of 2.
+
+        Args:
+            X: The series.
+            times: As in `predict`.
+            coverage: Least chance that an interval holds a value of a new series that is hidden as
+                in `calibrate`, each series counting alike, if it is drawn as those there were.
+            options: Others of `predict`, such as `relative`.
+        """
+        self._score_levels()  # refuses before the work
+        answers = self.predict_quantiles(X, times, **options)
+        if isinstance(answers, list):
+            return [self.intervals_of(answer, coverage) for answer in answers]
+        return self.intervals_of(answers, coverage)
+
+    def intervals_of(
+        self, quantiles: Float[np.ndarray, "*B F L"], coverage: float
+    ) -> Float[np.ndarray, "*B F 2"]:
+        """Return `predict_interval` for quantiles that `predict_quantiles` returned."""
+        factor = np.array([levels.at(coverage) for levels in self._score_levels()])
+        unit = self.transform_.value_scaler.scale[self._columns.is_target]
+        middle, below, above = self._distances(quantiles, unit)
+        return np.stack((middle - factor * below, middle + factor * above), axis=-1)
+
+    def _distances(self, quantiles: np.ndarray, unit: Any) -> tuple[np.ndarray, ...]:
+        """Return medians, and how far the outermost quantiles are below and above them."""
+        if not self._levels[0] < 0.5 < self._levels[-1]:
+            raise ValueError(
+                f"intervals need quantiles below and above 0.5; this model has {self._levels}"
+            )
+        low, middle, high = (quantiles[..., k] for k in (0, self._levels.index(0.5), -1))
+        least = _LEAST_DISTANCE * unit
+        return middle, np.maximum(middle - low, least), np.maximum(high - middle, least)
+
     def _scoring(self) -> tuple[Draw, Baseline]:
         """Return what hides values to score, and the baseline."""
         raise NotImplementedError
@@ -171,11 +237,13 @@ class QueryEstimator(SeriesEstimator):
         return float(1.0 - errors[0] / errors[1])
 
     def _state(self) -> dict[str, Any]:
-        return {**super()._state(), "task": {"targets": list(self.target_names_)}}
+        task = {"targets": list(self.target_names_), **self._conformal_state()}
+        return {**super()._state(), "task": task}
 
     def _restore(self, content: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
         super()._restore(content, weights)
         self._set_columns()
+        self._restore_conformal(content["task"])
 
 
 @estimator

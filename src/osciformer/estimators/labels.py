@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from numbers import Real
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -12,25 +12,33 @@ import torch
 from osciformer._advice import Mention, advise
 from osciformer._optional import need
 from osciformer._text import name_some
-from osciformer._types import Float, Int
+from osciformer._types import Bool, Float, Int
 from osciformer.data.inputs import SeriesData, check_weight, labels_of
 from osciformer.data.ragged import DATES_AS_LABELS, as_plain_array
-from osciformer.estimators.base import ClassifierMixin, RegressorMixin
+from osciformer.estimators.base import ClassifierMixin, RegressorMixin, split
+from osciformer.estimators.conformal import Conformal, ScoreLevels
+from osciformer.resonators.calibration import log_softmax, smooth_hits, temperature_losses
 from osciformer.train.tasks import power_of_two
 
 #: Largest size of a regression target, and its smallest standard deviation, that float64 can bear.
 LARGEST_TARGET, SMALLEST_SPREAD = 1e300, 1e-290
 
 
-class SeriesClassifier(ClassifierMixin):
-    """Methods of classifiers: from logits to classes and probabilities, and classes in files."""
+class SeriesClassifier(Conformal, ClassifierMixin):
+    """Methods of classifiers: from logits to classes and probabilities, and classes in files.
+
+    Attributes:
+        temperature_: What logits are divided by; 1 unless `calibrate` set it.
+    """
 
     classes_: np.ndarray
+    temperature_: float = 1.0
     _regressor: ClassVar[str]  # what to use for real targets, in Python
     _validate: Callable[[Any], SeriesData]  # X as series with the columns of training
     _outputs: Callable[[SeriesData], np.ndarray]  # a logit per class [n, C]
 
     def _learn(self, data: SeriesData, y: Any) -> Int[np.ndarray, "n"]:
+        self.conformal_, self.temperature_ = None, 1.0
         labels = read_labels(data, y)
         if labels.ndim != 1:
             shape = list(labels.shape)
@@ -66,6 +74,61 @@ class SeriesClassifier(ClassifierMixin):
         found: np.ndarray = self.classes_[best]
         return found
 
+    def calibrate(self, X: Any, y: Any = None, *, probabilities: bool = False) -> Self:
+        """Learn how sure to be from series that the model was not fitted to, for `predict_set`.
+
+        Args:
+            X: Series drawn like those to predict, 100 or more.
+            y: Their classes; the labels of X if not given.
+            probabilities: Also set `temperature_` to what makes probabilities most likely, by a
+                random half of the series; sets are calibrated by the other half. The most probable
+                class stays the same.
+        """
+        data = self._validate(X)
+        classes, outputs = self._encode(read_labels(data, y)), self._outputs(data)
+        logits = finite_outputs(outputs, data).astype(np.float64)
+        self.temperature_ = 1.0
+        if probabilities:
+            rest, half = split(np.zeros(len(data), dtype=np.int64), 0.5, np.random.default_rng(0))
+            if len(half) == 0:
+                raise ValueError(f"probabilities need at least 2 series; got {len(data)}")
+            hits = smooth_hits(classes[half], len(self.classes_))
+            (scale,), _ = temperature_losses(logits[None, half], hits, np.ones(len(half)))
+            self.temperature_, logits, classes = float(1.0 / scale), logits[rest], classes[rest]
+        chances = np.exp(log_softmax(logits / self.temperature_))
+        scores = 1.0 - chances[np.arange(len(classes)), classes]
+        by_class = (scores[classes == number] for number in range(len(self.classes_)))
+        self.conformal_ = tuple(map(ScoreLevels.of, (scores, *by_class)))
+        return self
+
+    def predict_set(
+        self, X: Any, coverage: float = 0.9, *, per_class: bool = False
+    ) -> Bool[np.ndarray, "n C"]:
+        """Return which classes are in a set that holds the true one with this chance.
+
+        It has the classes whose probability is above a threshold, and always the most probable.
+
+        Args:
+            X: The series.
+            coverage: Least chance that the set of a new series holds its class, if it is drawn as
+                those of `calibrate` were.
+            per_class: So that this holds for the series of each class, rather than for all.
+        """
+        return self.sets_of(self.predict_proba(X), coverage, per_class=per_class)
+
+    def sets_of(
+        self, probabilities: Float[np.ndarray, "n C"], coverage: float, *, per_class: bool = False
+    ) -> Bool[np.ndarray, "n C"]:
+        """Return `predict_set` for probabilities that `predict_proba` returned."""
+        of_all, *of_classes = self._score_levels()
+        highest: Any = of_all.at(coverage)
+        if per_class:
+            names = [f"series of the class {name!r}" for name in self.classes_.tolist()]
+            highest = [one.at(coverage, of) for one, of in zip(of_classes, names, strict=True)]
+        best = probabilities.argmax(axis=1)[:, None] == np.arange(len(self.classes_))
+        found: np.ndarray = (1.0 - probabilities <= np.asarray(highest)) | best
+        return found
+
     def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
         """Return the accuracy; `y` are the labels of X if not given."""
         data = self._validate(X)
@@ -73,16 +136,21 @@ class SeriesClassifier(ClassifierMixin):
         return float(np.average(is_right, weights=check_weight(sample_weight, len(data))))
 
     def _logits(self, data: SeriesData) -> Float[np.ndarray, "n C"]:
-        return finite_outputs(self._outputs(data), data)
+        return finite_outputs(self._outputs(data), data) / self.temperature_
 
     def _task_state(self) -> dict[str, Any]:
-        return {"classes": self.classes_.tolist(), "dtype": self.classes_.dtype.str}
+        state = {"classes": self.classes_.tolist(), "dtype": self.classes_.dtype.str}
+        return {**state, "temperature": self.temperature_, **self._conformal_state()}
 
     def _restore_task(self, task: Mapping[str, Any]) -> None:
         self.classes_ = np.array(task["classes"], dtype=np.dtype(task["dtype"]))
+        self.temperature_ = float(task.get("temperature", 1.0))
+        if not 0.0 < self.temperature_ < float("inf"):
+            raise ValueError(f"its temperature must be positive; got {self.temperature_}")
+        self._restore_conformal(task)
 
 
-class SeriesRegressor(RegressorMixin):
+class SeriesRegressor(Conformal, RegressorMixin):
     """Methods of regressors: targets in their own unit, and their scales in files."""
 
     target_center_: Float[np.ndarray, "K"]
@@ -93,6 +161,7 @@ class SeriesRegressor(RegressorMixin):
     _outputs: Callable[[SeriesData], np.ndarray]  # the scaled targets [n, K]
 
     def _learn(self, data: SeriesData, y: Any) -> Float[np.ndarray, "n K"]:
+        self.conformal_ = None
         labels = as_targets(read_labels(data, y), self._classifier)
         self.is_single_target_ = labels.ndim == 1
         columns = labels.reshape(len(labels), -1).astype(np.float64)
@@ -138,6 +207,36 @@ class SeriesRegressor(RegressorMixin):
         values = finite_outputs(found * self.target_scale_ + self.target_center_, data)
         return values[:, 0] if self.is_single_target_ else values
 
+    def calibrate(self, X: Any, y: Any = None) -> Self:
+        """Learn how far off predictions are, for `predict_interval`.
+
+        Args:
+            X: Series drawn like those to predict, 100 or more, to which the model was not fitted.
+            y: Their targets; the labels of X if not given.
+        """
+        data = self._validate(X)
+        targets = self._scaled(read_labels(data, y))
+        errors = np.abs(finite_outputs(self._outputs(data), data) - targets)
+        self.conformal_ = tuple(map(ScoreLevels.of, errors.T))
+        return self
+
+    def predict_interval(self, X: Any, coverage: float = 0.9) -> Float[np.ndarray, "n K 2"]:
+        """Return the ends of intervals [n, 2], or [n, K, 2] if there are several targets.
+
+        Args:
+            X: The series.
+            coverage: Least chance that the interval of a target of a new series holds it, if the
+                series is drawn as those of `calibrate` were.
+        """
+        margin, values = self.margin(coverage), self.predict(X)
+        return np.stack((values - margin, values + margin), axis=-1)
+
+    def margin(self, coverage: float) -> Float[np.ndarray, "K"]:
+        """Return half the width of the intervals, a number or [K] as a prediction is."""
+        scaled = np.array([levels.at(coverage) for levels in self._score_levels()])
+        found: np.ndarray = scaled * self.target_scale_
+        return found[0] if self.is_single_target_ else found
+
     def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
         """Return the coefficient of determination R²; `y` are the labels of X if not given."""
         data = self._validate(X)
@@ -149,11 +248,13 @@ class SeriesRegressor(RegressorMixin):
 
     def _task_state(self) -> dict[str, Any]:
         center, scale = self.target_center_.tolist(), self.target_scale_.tolist()
-        return {"center": center, "scale": scale, "is_single": self.is_single_target_}
+        state = {"center": center, "scale": scale, "is_single": self.is_single_target_}
+        return {**state, **self._conformal_state()}
 
     def _restore_task(self, task: Mapping[str, Any]) -> None:
         self.target_center_, self.target_scale_ = np.array(task["center"]), np.array(task["scale"])
         self.is_single_target_ = bool(task["is_single"])
+        self._restore_conformal(task)
 
 
 def finite_outputs(outputs: np.ndarray, data: SeriesData) -> np.ndarray:

@@ -7,15 +7,18 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+from torch import nn
 
 from osciformer._processes import is_first_process
 from osciformer._types import Float, Tensor
 from osciformer.config import SERIES_BACKBONE_DEFAULTS, SeriesModelConfig, estimator_defaults
 from osciformer.data.inputs import SeriesData, chunks
 from osciformer.estimators.base import estimator
+from osciformer.estimators.export import Probabilities, ServedNetwork, Targets, write_program
 from osciformer.estimators.joining import (
     class_log_likelihood,
     mix,
@@ -178,6 +181,36 @@ class SupervisedEstimator(SeriesEstimator):
             other = {n.removeprefix(_RESONATOR): x for n, x in weights.items() if n not in own}
             self.resonator_ = self.resonator_class._from_content(content["resonator"], other)
 
+    def export(self, path: str | Path, *, length: int) -> Path:
+        """Write the network as a program of `torch.export`, and return its path.
+
+        After `import osciformer.ops`, which has the operators and needs no package of training,
+        `torch.export.load(path).module()` takes times [B, N] float64, values [B, N, F] float32 in
+        the units of the data (NaN is missing), a mask [B, N], True where there is a row, and
+        static features [B, S] if the model has any. It returns probabilities [B, C] or targets
+        [B, K]. B is any number; N is `length`: pad shorter series, and keep the last rows of
+        longer ones. It is compared with the network before it is written.
+
+        Args:
+            path: The file, ending in `.pt2`.
+            length: Number of rows N.
+        """
+        self._check_fitted()
+        if self.resonator_ is not None and self.network_weight_ < 1.0:
+            raise ValueError(
+                f"this model is joined: the network has the weight {self.network_weight_:g}, and "
+                "its resonators, which are not a torch module, have the rest. Fit with "
+                "resonators=False to export the network alone"
+            )
+        if length < 1:
+            raise ValueError(f"length must be at least 1; got {length}")
+        served = ServedNetwork(self.model_, self.transform_, self._last_module())
+        return write_program(path, served, length, self.n_features_in_)
+
+    def _last_module(self) -> nn.Module:
+        """Return what turns outputs of the network into predictions."""
+        raise NotImplementedError
+
     def _outputs(self, data: SeriesData) -> Float[np.ndarray, "n O"]:
         """Return what both say about each series, or one of them if the other has no weight."""
         if self.resonator_ is None or self.network_weight_ == 1.0:
@@ -240,6 +273,9 @@ class OsciFormerClassifier(SeriesClassifier, SupervisedEstimator):
     def _strata(self, whole: Numbered) -> Any:
         return whole.numbers
 
+    def _last_module(self) -> nn.Module:
+        return Probabilities(self.temperature_)
+
     def _make_resonator(self, **settings: Any) -> ResonatorEstimator:
         return ResonatorClassifier(class_weight=self.class_weight, **settings)
 
@@ -287,6 +323,9 @@ class OsciFormerRegressor(SeriesRegressor, SupervisedEstimator):
     @property
     def _output_dim(self) -> int:
         return len(self.target_scale_)
+
+    def _last_module(self) -> nn.Module:
+        return Targets(self.target_center_, self.target_scale_)
 
     def _make_resonator(self, **settings: Any) -> ResonatorEstimator:
         return ResonatorRegressor(**settings)

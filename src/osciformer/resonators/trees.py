@@ -161,8 +161,10 @@ class TreeShare:
         boosting = need("sklearn.ensemble", extra="train").HistGradientBoostingClassifier
         folds = splitter(_NUM_FOLDS, shuffle=True, random_state=seed)
         for train, held in folds.split(seen, classes):
-            one = boosting(**_BOOSTING, early_stopping=False, random_state=seed)
-            one.fit(seen[train], classes[train], None if weight is None else weight[train])
+            one, given = boosting(**_BOOSTING, early_stopping=False, random_state=seed), seen[train]
+            # scikit-learn fails on a column without a number; at a constant one nothing is split.
+            given[:, np.isnan(given).all(axis=0)] = 0.0
+            one.fit(given, classes[train], None if weight is None else weight[train])
             logit[held] = one.decision_function(seen[held])
             ensembles.append(one)
         found = _two(logit[other.places])
