@@ -83,8 +83,9 @@ percentage of its rows (all channels of a time step, rounded down, at least 2 ro
 at random before anything else; the rows that stay keep their times. A seed decides which rows go
 and all randomness of training. `resonator` is `ResonatorClassifier`, `osciformer` is
 `OsciFormerClassifier`, both with default settings; `network` is the latter's network alone, of the
-same training, and where `resonator` was not run by itself at a seed, it is the latter's resonators. They see no test series before they are scored. The network keeps a tenth of the
-training series, class by class, for early stopping and to be weighed. `gru_d` and `transformer`
+same training, and where `resonator` was not run by itself at a seed, it is the latter's resonators.
+They see no test series before they are scored. The network keeps a tenth of the training series,
+class by class, for early stopping and to be weighed. `gru_d` and `transformer`
 take its place in the same estimator, with the same inputs, width and training, and without
 resonators beside them. `multirocket_hydra` and `rocket` are those of aeon with default settings,
 and `inception` is one network like those of InceptionTime. They are given rows on a grid:
