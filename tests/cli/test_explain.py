@@ -44,6 +44,21 @@ def test_parts_of_single_series(cli: Call, runs: Path, tables: Path, tmp_path: P
     assert whole.loc[whole[whole.who == 7].effect.abs().idxmax()].variable == "a"
 
 
+def test_an_id_column_called_like_a_result_stays(
+    cli: Call, tables: Path, frame: Any, tmp_path: Path
+) -> None:
+    table = tmp_path / "t.csv"
+    frame.rename(columns={"who": "effect"}).to_csv(table, index=False)
+    flags = ["--id=effect", "--time=hour", "--target=ill", "--features=a", "--families=summary"]
+    flags += ["--model=resonator", "--task=classification"]
+    assert cli("fit", table, *flags, "-o", tmp_path / "run").code == 0
+    output = tmp_path / "parts.csv"
+    outcome = cli("explain", tmp_path / "run", table, "--series=7", "-o", output)
+    assert outcome.code == 0, outcome.err
+    assert "the predicted one is called 'effect_'" in outcome.err
+    assert set(pd.read_csv(output).effect) == {7}
+
+
 def test_bad_calls_are_refused(cli: Call, runs: Path, tables: Path, tmp_path: Path) -> None:
     table, output = tables / "wide.parquet", tmp_path / "x.csv"
     outcome = cli("explain", runs / "classification", table, "--series=nobody", "-o", output)

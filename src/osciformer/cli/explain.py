@@ -75,8 +75,10 @@ def explain(
         _print_importance(found)
     columns = {name: _column(found[name]) for name in found}
     keys = {model.id: columns.pop("id")} if "id" in columns else {}
-    part = tables.side_by_side(keys, columns, {})
+    renamed: dict[str, str] = {}
+    part = tables.side_by_side(keys, columns, renamed)
     typer.echo(f"{output}: {tables.write_table(output, [part])} rows")
+    predict.tell_renamed(renamed)
 
 
 def find_series(data: Any, wanted: list[str]) -> tuple[Any, Any]:

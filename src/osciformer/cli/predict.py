@@ -83,6 +83,11 @@ def predict(
     written: Iterator[Columns] = (tables.side_by_side(*part, renamed) for part in parts)
     written = map(tables.spreadsheet_safe, written) if safe_csv else written
     typer.echo(f"{output}: {tables.write_table(output, written)} rows{summary}")
+    tell_renamed(renamed)
+
+
+def tell_renamed(renamed: Mapping[str, str]) -> None:
+    """Say which columns of the output have another name than usual."""
     for name, other in renamed.items():
         why = f"the table has a column {name!r}"
         typer.echo(printable(f"{why}, so that the predicted one is called {other!r}"), err=True)
