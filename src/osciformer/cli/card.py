@@ -153,7 +153,7 @@ def _limit_lines(
     if (longest := _longest(job.data)) is not None:
         yield f"- No series of training was longer than about {longest:.2g} units of time; beyond"
         yield "  that, and for other units or devices of measurement, nothing is known."
-    yield "- Whether probabilities or intervals are calibrated on new data was not measured."
+    yield "- How often intervals and probabilities are right on new data was not measured."
     yield "- Groups of people or devices were not compared; the model may serve some worse."
     yield "- What predicts is not thereby a cause."
 
