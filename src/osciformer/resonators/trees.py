@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
 import numpy as np
+import torch
 
 from osciformer._optional import need
 from osciformer._types import Bool, Float, Int
@@ -160,13 +161,17 @@ class TreeShare:
         splitter = need("sklearn.model_selection", extra="train").StratifiedKFold
         boosting = need("sklearn.ensemble", extra="train").HistGradientBoostingClassifier
         folds = splitter(_NUM_FOLDS, shuffle=True, random_state=seed)
-        for train, held in folds.split(seen, classes):
-            one, given = boosting(**_BOOSTING, early_stopping=False, random_state=seed), seen[train]
-            # scikit-learn fails on a column without a number; at a constant one nothing is split.
-            given[:, np.isnan(given).all(axis=0)] = 0.0
-            one.fit(given, classes[train], None if weight is None else weight[train])
-            logit[held] = one.decision_function(seen[held])
-            ensembles.append(one)
+        # Threads that wait for each other stall on a busy machine; as many as torch has.
+        limits = need("threadpoolctl", extra="train").threadpool_limits
+        with limits(torch.get_num_threads(), user_api="openmp"):
+            for train, held in folds.split(seen, classes):
+                one = boosting(**_BOOSTING, early_stopping=False, random_state=seed)
+                given = seen[train]
+                # scikit-learn fails on a column without a number; a constant one is never split.
+                given[:, np.isnan(given).all(axis=0)] = 0.0
+                one.fit(given, classes[train], None if weight is None else weight[train])
+                logit[held] = one.decision_function(seen[held])
+                ensembles.append(one)
         found = _two(logit[other.places])
         judges = classes[other.places]
         weight = np.ones(len(judges)) if weight is None else weight[other.places]
