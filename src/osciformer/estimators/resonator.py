@@ -141,7 +141,7 @@ class ResonatorEstimator(SavedEstimator):
         if self._may_have_trees() and any(is_seen) and isinstance(rows, MatrixRows):
             columns = np.flatnonzero(np.array(is_seen)[head.families])
             given = (rows.matrix, columns, numbers, weight, left_out, seed)
-            trees, left_out = TreeShare.fit(*given)
+            trees, left_out = TreeShare.fit(*given, has_bar=self.verbose == 1)
         self._remember(features, head, trees)
         self.left_out_scores_ = self._judge(left_out.outputs, numbers[left_out.places])
         self.fit_seconds_ = time.perf_counter() - started

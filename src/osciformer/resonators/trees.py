@@ -144,6 +144,7 @@ class TreeShare:
         weight: Float[np.ndarray, "n"] | None,
         other: LeftOut,
         seed: int,
+        has_bar: bool = False,
     ) -> tuple[Self | None, LeftOut]:
         """Return trees and the mixed logits of series left out; None where trees do not help.
 
@@ -154,6 +155,7 @@ class TreeShare:
             weight: Of each series.
             other: Logits of the other model for series that it was not fitted to.
             seed: Decides the folds and the columns that each split considers.
+            has_bar: Whether to show a progress bar.
         """
         if min(np.bincount(classes, minlength=2)) < FEWEST_OF_CLASS or len(classes) < FEWEST_SERIES:
             return None, other
@@ -163,8 +165,10 @@ class TreeShare:
         folds = splitter(_NUM_FOLDS, shuffle=True, random_state=seed)
         # Threads that wait for each other stall on a busy machine; as many as torch has.
         limits = need("threadpoolctl", extra="train").threadpool_limits
+        tqdm = need("tqdm", extra="train").tqdm
+        told = {"total": _NUM_FOLDS, "unit": "fold", "desc": "trees", "disable": not has_bar}
         with limits(torch.get_num_threads(), user_api="openmp"):
-            for train, held in folds.split(seen, classes):
+            for train, held in tqdm(folds.split(seen, classes), **told):
                 one = boosting(**_BOOSTING, early_stopping=False, random_state=seed)
                 given = seen[train]
                 # scikit-learn fails on a column without a number; a constant one is never split.
