@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+_LATER = 0.05  # seconds in which an object is surely deleted
 
 
 class Terminated(KeyboardInterrupt):
@@ -30,10 +33,27 @@ def terminable() -> Iterator[None]:
     if not is_main or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
         yield
         return
+    before = sys.unraisablehook
+
+    def send_again(lost: Any) -> None:
+        """Send a signal once more that Python dropped, since it came as an object was deleted."""
+        if not isinstance(lost.exc_value, KeyboardInterrupt):
+            before(lost)
+            return
+        number = signal.SIGINT
+        if isinstance(lost.exc_value, Terminated):
+            number = signal.SIGTERM
+            signal.signal(number, raise_terminated)
+        timer = threading.Timer(_LATER, os.kill, (os.getpid(), number))
+        timer.daemon = True
+        timer.start()
+
     signal.signal(signal.SIGTERM, raise_terminated)
+    sys.unraisablehook = send_again
     try:
         yield
     finally:
+        sys.unraisablehook = before
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
