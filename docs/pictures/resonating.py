@@ -95,9 +95,9 @@ def draw(story: Story, now: float) -> Image.Image:
     """Return the picture at an hour."""
     figure = plt.figure(figsize=(8.4, 5.8))
     sides = {"left": 0.075, "right": 0.975}
-    top = figure.add_subplot(figure.add_gridspec(1, 1, top=0.945, bottom=0.755, **sides)[0])
+    top = figure.add_subplot(figure.add_gridspec(1, 1, top=0.945, bottom=0.775, **sides)[0])
     bottom = figure.add_subplot(figure.add_gridspec(1, 1, top=0.225, bottom=0.085, **sides)[0])
-    middle = figure.add_gridspec(len(PERIODS), 1, top=0.685, bottom=0.27, hspace=0, **sides)
+    middle = figure.add_gridspec(len(PERIODS), 1, top=0.675, bottom=0.27, hspace=0, **sides)
     lanes = [figure.add_subplot(part) for part in middle]
     top.set_title("A heart rate in intensive care, measured at irregular times …", loc="left")
     top.set(ylabel="beats/min", ylim=(68, 102), yticks=[70, 85, 100])
@@ -149,11 +149,10 @@ def draw(story: Story, now: float) -> Image.Image:
 
 def main(num_stays: int | None = None, num_frames: int = NUM_FRAMES, to: Path = PICTURE) -> None:
     """Train, draw, and write the moving picture."""
-    torch.set_num_threads(1)
-    plt.rcParams.update({"axes.spines.top": False, "axes.spines.right": False, "font.size": 9})
-    plt.rcParams.update({"axes.titlesize": 10, "figure.dpi": 100})
     story = tell(num_stays)
-    frames = [draw(story, now) for now in np.linspace(FIRST, LAST, num_frames)]
+    style = {"axes.spines.top": False, "axes.spines.right": False, "font.size": 9}
+    with plt.rc_context(style | {"axes.titlesize": 10, "figure.dpi": 100}):
+        frames = [draw(story, now) for now in np.linspace(FIRST, LAST, num_frames)]
     fades = [Image.blend(frames[-1], frames[0], k / NUM_FADES) for k in range(1, NUM_FADES)]
     shown = [frames[-1], *fades, *frames[:-1]]
     # One palette for all, from a frame that has halos.
@@ -168,4 +167,5 @@ def main(num_stays: int | None = None, num_frames: int = NUM_FRAMES, to: Path = 
 
 
 if __name__ == "__main__":
+    torch.set_num_threads(1)
     main()
