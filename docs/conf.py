@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
+
+from myst_parser.parsers.sphinx_ import MystParser
 
 import osciformer
 
@@ -21,7 +24,7 @@ extensions = [
     "sphinx.ext.mathjax",
     "sphinx.ext.napoleon",
 ]
-source_suffix = {".md": "markdown"}
+source_suffix = {".md": "markdown", ".ipynb": "notebook"}
 html_theme = "furo"
 html_title = "OsciFormer"
 
@@ -71,6 +74,39 @@ def point_links_at_pages(app: Any, path: Path, parent: str, content: list[str]) 
     content[0] = re.sub(r"\[([^\]]+)\]\((?!https?:|#)([^)#\s]+)\)", replace, content[0])
 
 
+class NotebookParser(MystParser):
+    """Reads notebooks as Markdown with their outputs; `docs/run_notebooks.py` has run them."""
+
+    supported: ClassVar[tuple[str, ...]] = ("notebook",)
+
+    def parse(self, inputstring: str, document: Any) -> None:
+        """Parse a notebook."""
+        name = Path(document["source"]).name
+        parts = [_show(cell) for cell in json.loads(inputstring)["cells"]]
+        parts.append(f"This page is a notebook to run and to change: {{download}}`{name}`.")
+        super().parse("\n\n".join(parts), document)
+
+
+def _show(cell: dict[str, Any]) -> str:
+    """Return a cell of a notebook, and below it what it printed and drew."""
+    source = "".join(cell["source"])
+    if cell["cell_type"] == "markdown":
+        return source
+    parts = [f"```python\n{source.removesuffix(';')}\n```"]
+    for output in cell["outputs"]:
+        data = output.get("data", {})
+        if "image/png" in data:
+            image = data["image/png"]
+            parts.append(f"![{cell['metadata']['alt']}](data:image/png;base64,{image})")
+        elif "text/html" in data:
+            table = data["text/html"].replace('border="1" class="dataframe"', 'class="docutils"')
+            parts.append(f"```{{raw}} html\n{table}\n```")
+        else:
+            text = output.get("text") or data["text/plain"]
+            parts.append(f"```text\n{text.rstrip()}\n```")
+    return "\n\n".join(parts)
+
+
 def write_formulas_as_rst(
     app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]
 ) -> None:
@@ -98,6 +134,7 @@ def _inline(match: re.Match[str]) -> str:
 
 def setup(app: Any) -> None:
     """Connect these to the build."""
+    app.add_source_parser(NotebookParser)
     app.connect("autodoc-skip-member", leave_out)
     app.connect("include-read", point_links_at_pages)
     app.connect("autodoc-process-docstring", write_formulas_as_rst, priority=400)

@@ -1,12 +1,12 @@
 """Score streams behind HTTP, with memory that does not grow, and four clients at a time.
 
-Motors hum, and hum faster once a bearing breaks (example 05). Each sends its readings to a service,
-which answers how likely it is that the bearing has broken. The server is that of Python itself.
+Motors hum, and hum faster once a bearing breaks. Each sends its readings to a service, which
+answers how likely it is that the bearing has broken. The server is that of Python itself.
 
 The trap: a service runs for months, and a model that keeps all it has seen outgrows the memory;
 resonator blocks have a state of fixed size. And of threads only one at a time may move a stream.
 
-Run `python examples/10_service.py`. Expect a minute on a CPU, and answers as for whole series.
+Run `python examples/07_service.py`. Expect a minute on a CPU, and answers as for whole series.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ largest errors of query and keys.
 The trap: a good fit at the observations proves nothing, since rows average keys over all times in
 between. The bounds are about the largest error at any time.
 
-Run `python examples/08_certified_attention.py`. Expect a few seconds on a CPU, and a table in which
+Run `python examples/05_certified_attention.py`. Expect a few seconds on a CPU, and a table in which
 ten times less error costs one or two more oscillators a channel.
 """
 

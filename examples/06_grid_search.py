@@ -7,7 +7,7 @@ three times, and scored by the tanks that were left out.
 The trap: the score of the winner is the best of several noisy ones, and so tends to be too good.
 This script keeps tanks apart that the search never sees, and scores the winner by those.
 
-Run `python examples/09_grid_search.py`. Expect about a minute on a CPU. For tables on the command
+Run `python examples/06_grid_search.py`. Expect about a minute on a CPU. For tables on the command
 line there is `osciformer tune`.
 """
 

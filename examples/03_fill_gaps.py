@@ -6,7 +6,7 @@ for a while. The model looks at both masts, before and after a gap.
 The trap: an error on values that the model was given says nothing. Hide values that you know, fill
 them in, and compare with the truth; and do the same with the simplest method, linear interpolation.
 
-Run `python examples/04_fill_gaps.py`. Expect about a minute on a CPU, an error below that of linear
+Run `python examples/03_fill_gaps.py`. Expect about a minute on a CPU, an error below that of linear
 interpolation, an interval that holds a little less than it says, and a picture. Training hides
 single values, and a failure takes a whole stretch, so the model is surer of itself than it should
 be: hide in the test what will be missing in service.

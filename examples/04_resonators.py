@@ -8,7 +8,7 @@ says what it listens to: which gauge, and which periods.
 The trap: readings on a grid could not tell frequencies above half the sampling rate from lower
 ones. Random times can, so all of these are above that rate on purpose.
 
-Run `python examples/07_resonators.py`. Expect a few seconds on a CPU, the accuracy on other
+Run `python examples/04_resonators.py`. Expect a few seconds on a CPU, the accuracy on other
 machines beside that of guessing, and a picture.
 """
 
