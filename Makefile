@@ -68,5 +68,5 @@ format: setup
 	$(PYTHON) -m ruff format $(CODE)
 
 clean:
-	rm -rf $(VENV) build dist .coverage .hypothesis .import_linter_cache src/.import_linter_cache .mypy_cache .pytest_cache .ruff_cache
-	find src tests examples -name __pycache__ -type d -prune -exec rm -rf {} +
+	rm -rf $(VENV) build dist .coverage docs/notebooks/.ruff_cache .hypothesis .import_linter_cache src/.import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	find src tests examples docs -name __pycache__ -type d -prune -exec rm -rf {} +
