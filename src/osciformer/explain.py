@@ -208,7 +208,7 @@ def leave_one_out(model: Any, X: Any, *, max_observations: int = 500, verbose: i
             values[row, column] = np.nan
             kept = np.arange(len(values)) != row if not _is_seen(values)[row] else slice(None)
             times, left = one.times[kept], values[kept]
-            changes = {"times": times, "values": left, "offsets": offsets_of([len(times)])}
+            changes = {"times": times, "values": left, "offsets": np.array([0, len(times)])}
             yield one.replace(**changes, static_names=one.static_names)
 
     def answer(group: IrregularSeries, count: int) -> Float[np.ndarray, "k 1 O"]:
