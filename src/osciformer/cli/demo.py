@@ -48,7 +48,6 @@ NEXT = """\
 What to do next
   osciformer predict {run} {run}/{test} -o predictions.csv
   osciformer evaluate {run} {run}/{test}
-  osciformer inspect {run} {run}/{test} --series 132592 -o report.html
   osciformer fit {run}/{train} --config {run}/config.yaml --max-epochs 15 --num-layers 2 -o run/
   osciformer fit --help   for tables of your own: CSV or Parquet, one row per observation"""
 

@@ -13,8 +13,9 @@ from osciformer.data.batches import collate
 from osciformer.data.inputs import chunks, take
 from osciformer.data.series import IrregularSeries, concatenate
 from osciformer.estimators.labels import encode_classes, read_labels
+from osciformer.math.integrals import modulated_averages
 from osciformer.nn.attention import AttentionInternals
-from osciformer.nn.encoder import Encoded
+from osciformer.nn.encoder import Encoded, EncoderBlock
 
 _BATCH = 32
 _MOST_SERIES = 500  # whose mean is taken
@@ -26,6 +27,8 @@ class LayerAttention(NamedTuple):
     layer: int  #: Number of the block, from 1.
     times: Float[np.ndarray, "N"]  #: Times of its rows, in the unit of the data.
     weights: Float[np.ndarray, "H N N"]  #: Weight of each row (last axis) in each row's answer.
+    #: What rows ask for, times the scale of logits; None unless it is constant over the gap.
+    queries: Float[np.ndarray, "N H C"] | None
     internals: AttentionInternals  #: All of it, in the model's unit of time.
     scale: float  #: Times of the data per unit of the model.
     reference: float  #: Time of the data that is 0 in the model.
@@ -39,6 +42,27 @@ class LayerAttention(NamedTuple):
         follow = getattr(self.internals, f"{role}_trajectories")
         found: Tensor = follow(asked)[0]
         return found.numpy()
+
+    def contributions(self, row: int) -> Float[np.ndarray, "N H C"]:
+        """Return what each channel adds to the logits of one row, for each row that it sees.
+
+        Each channel has its own period, so that this says at which periods a row listens.
+        """
+        if self.queries is None:
+            raise ValueError("contributions are those of causal layers with query='hold'")
+        inside, keys = self.internals, self.internals.keys
+        gap = inside.times[0, row] - inside.times[0]
+        parts = inside.key_omega.double(), inside.key_zeta.double()
+        gap = gap.double().clamp(min=0.0)[:, None, None]
+        of_position, of_velocity = modulated_averages(gap, torch.zeros_like(gap), *parts)
+        position = keys.start[0].double()
+        rest = torch.zeros_like(position) if keys.equilibrium is None else keys.equilibrium[0]
+        mean = rest + of_position.real * (position - rest)
+        if keys.velocity is not None:
+            mean = mean + of_velocity.real * keys.velocity[0]
+        is_seen = np.arange(len(self.times)) <= row % len(self.times)
+        found: np.ndarray = self.queries[row] * mean.detach().numpy()
+        return found * is_seen[:, None, None]
 
 
 class ClassAttention(NamedTuple):
@@ -62,13 +86,16 @@ def attend_series(model: Any, X: Any) -> list[LayerAttention]:
         raise ValueError(f"X must be one series with rows, as X[k:k+1]; got {series!r}")
     found = []
     for encoded in _encode(model, series):
-        scale = model.model_.backbone.model.time_scale
+        network = model.model_.backbone.model
+        scale, blocks = network.time_scale, list(network.encoder)
         for layer, internals in _attention_of(encoded):
+            queries = _queries(blocks[layer - 1], encoded.layer_inputs[layer - 1])
             found.append(
                 LayerAttention(
                     layer,
                     series.times,
                     internals.weights[0].numpy(),
+                    queries,
                     internals,
                     float(scale.scale),
                     float(scale.reference),
@@ -132,3 +159,14 @@ def _attention_of(encoded: Encoded) -> Iterator[tuple[int, AttentionInternals]]:
     for number, internals in enumerate(encoded.internals, start=1):
         if isinstance(internals, AttentionInternals):
             yield number, internals
+
+
+@torch.no_grad()
+def _queries(block: EncoderBlock, x: Tensor) -> Float[np.ndarray, "N H C"] | None:
+    """Return the queries of one series' rows if they are constant over gaps and logits are sums."""
+    attention = block.attention
+    if attention.query != "hold" or attention.direction != "causal" or attention.drive_bank:
+        return None
+    scale = attention.head_dim**-0.5 if attention.scale is None else attention.scale
+    found: Tensor = scale * attention.project_queries(block.attention_norm(x))[0].double()
+    return found.numpy()

@@ -10,7 +10,7 @@ from osciformer.cli.report.charts import Plain, numbers, short, text, with_unit
 from osciformer.config import SERIES_TASKS
 from osciformer.events.sequences import UNNAMED_UNIT
 from osciformer.explain import leave_one_out
-from osciformer.inspection import attend_series
+from osciformer.inspection import LayerAttention, attend_series
 from osciformer.plots.predictions import cut_along
 
 NUM_SERIES = 3  # that are explained if none are named
@@ -21,6 +21,7 @@ _MOST_ROWS = 1000  # of a series whose attention is shown: weights of all pairs 
 _MOST_KEYS = 100  # rows that are shown of those that a row attends to
 _LEFT_OUT_ROWS = 200_000  # rows of all altered copies of a series; longer ones have fewer copies
 _MOST_LEFT_OUT = 500
+_MOST_PERIODS = 15  # of tables
 _MOST_TYPES = 8
 _CURVE = 160  # points of a curve
 _AHEAD = 24  # points of a forecast
@@ -245,9 +246,27 @@ def _attend(estimator: Any, one: Any, ends: np.ndarray, content: Plain) -> None:
                     for k, w in zip(keys, weights, strict=True)
                 ]
             )
-        layers.append({"name": str(item.layer), "heads": heads})
+        layer: Plain = {"name": str(item.layer), "heads": heads}
+        if item.queries is not None:
+            layer["periods"] = _heard(item, one.time_axis.unit)
+        layers.append(layer)
     if layers:
         content["attention"], content["times"] = layers, _moments(one, one.times)
+
+
+def _heard(layer: LayerAttention, unit: str | None) -> list[list[list[str]]]:
+    """Return at which periods the last row listens, rows of a table for each head."""
+    last = len(layer.times) - 1
+    sizes = np.abs(layer.contributions(last)) * layer.weights[:, last].T[:, :, None]  # [N, H, C]
+    shares = sizes.sum(axis=0)
+    shares = shares / np.maximum(shares.sum(axis=1, keepdims=True), np.finfo(float).tiny)
+    omega = layer.internals.key_omega.detach().double().numpy() / layer.scale
+    heads = []
+    for share, frequency in zip(shares, omega, strict=True):
+        top = np.argsort(-share, kind="stable")[:_MOST_PERIODS]
+        rows = [[with_unit(short(2 * np.pi / frequency[k]), unit), f"{share[k]:.1%}"] for k in top]
+        heads.append(rows)
+    return heads
 
 
 def _resonate(estimator: Any, one: Any, content: Plain, variables: dict[str, Plain]) -> None:
@@ -263,7 +282,7 @@ def _resonate(estimator: Any, one: Any, content: Plain, variables: dict[str, Pla
             "-" if row["period"] is None else with_unit(short(row["period"]), unit),
             f"{row['importance']:.1%}",
         ]
-        for row in shares[:15]
+        for row in shares[:_MOST_PERIODS]
     ]
     if one.spans[0] == 0:
         return

@@ -37,7 +37,7 @@
     if (axis.date) datedTicks(scale);
     else if (axis.log) scale.ticks.callback = function (value) {
       // Few of a wide or narrow axis, so that no two overlap.
-      const isCrowded = this.max / this.min > 50 || this.width < 400;
+      const isCrowded = this.max / this.min > 500 || this.width < 300;
       return (isCrowded ? /^1e/ : /^[125]e/).test(value.toExponential()) ? value.toLocaleString("en") : null;
     };
     else scale.ticks.callback = (value) => short(value);
@@ -454,6 +454,8 @@
         parts.push(table({ title: isFilled ? "The most surprising observations" : "Observations that count most", head, rows }, action));
       }
       if (one().periods) parts.push(table({ title: "Which variable at which period, to the resonators", head: ["variable", "period", "share"], rows: one().periods }));
+      const heard = one().attention?.[state.layer].periods?.[state.head];
+      if (heard) parts.push(table({ title: `Periods at which the last row listens: layer ${one().attention[state.layer].name}, head ${state.head + 1}`, head: ["period of the channel", "share of the logits"], rows: heard }));
       return parts;
     }
 

@@ -195,7 +195,7 @@ def _spectra(spectra: Any) -> Plain:
             views[number, chosen] = {"charts": [drawn], "tables": [summary]}
     choices = [
         ("Layer", [item.name for item in spectra]),
-        ("Head", ["all", *(str(k + 1) for k in range(most))]),
+        ("Head", ["all", *(str(k + 1) for k in range(most) if most > 1)]),
     ]
     text = "The periods and damping that the oscillators of the network have learned."
     return section("spectra", "Spectra", text, views, choices)
