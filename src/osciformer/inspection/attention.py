@@ -10,15 +10,15 @@ import torch
 
 from osciformer._types import Float, Tensor
 from osciformer.data.batches import collate
-from osciformer.data.inputs import chunks, take
+from osciformer.data.inputs import chunks
 from osciformer.data.series import IrregularSeries, concatenate
 from osciformer.estimators.labels import encode_classes, read_labels
 from osciformer.math.integrals import modulated_averages
 from osciformer.nn.attention import AttentionInternals
 from osciformer.nn.encoder import Encoded, EncoderBlock
 
-_BATCH = 32
-_MOST_SERIES = 500  # whose mean is taken
+_PAIRS_AT_ONCE = 1_000_000  # of rows, whose weights are in memory together
+_MOST_PAIRS = 30_000_000  # of rows of the series whose mean is taken
 
 
 class LayerAttention(NamedTuple):
@@ -111,16 +111,17 @@ def attend_classes(model: Any, X: Any, y: Any = None, *, num_bins: int = 20) -> 
     Args:
         model: A fitted classifier.
         X: Series.
-        y: Their classes; the labels of X if not given.
+        y: Their classes; the labels of X if not given. Of many or long series the first ones count.
         num_bins: Number of equal bins of the time before the last row.
     """
     if getattr(model, "task", None) != "classification":
         raise TypeError(f"model must be a fitted classifier; got {type(model).__name__}")
     data = model._validate(X)
-    numbers = encode_classes(read_labels(data, y), model.classes_)[:_MOST_SERIES]
-    chosen = concatenate(list(chunks(take(data, np.arange(len(numbers)))))).replace(labels=None)
-    is_long = chosen.spans > 0
-    chosen, numbers = chosen[is_long], numbers[is_long]
+    numbers = encode_classes(read_labels(data, y), model.classes_)
+    chosen = concatenate(list(chunks(data))).replace(labels=None)
+    pairs = np.cumsum(chosen.lengths.astype(np.float64) ** 2)
+    index = np.flatnonzero((chosen.spans > 0) & (pairs <= max(_MOST_PAIRS, pairs[:1].sum())))
+    chosen, numbers = chosen[index], numbers[index]
     edges = np.linspace(0.0, float(chosen.spans.max(initial=1.0)), num_bins + 1)
     sums: dict[int, np.ndarray] = {}
     done = 0
@@ -148,8 +149,9 @@ def _encode(model: Any, series: IrregularSeries) -> Iterator[Encoded]:
     columns = getattr(model, "_columns", None)  # those who answer queries see some columns clipped
     if columns is not None:
         scaled = scaled.replace(values=columns.clipped(scaled.values))
-    for start in range(0, len(series), _BATCH):
-        batch = collate(scaled, np.arange(start, min(start + _BATCH, len(series))))
+    size = max(1, _PAIRS_AT_ONCE // max(1, int(series.lengths.max(initial=1))) ** 2)
+    for start in range(0, len(series), size):
+        batch = collate(scaled, np.arange(start, min(start + size, len(series))))
         with torch.no_grad():
             _, times, mask, static, values = model.model_.inputs.series(batch)
             yield backbone.encode(values, times, mask, static, return_internals=True)

@@ -19,8 +19,8 @@ _MOST_OUTPUTS = 4
 _MOST_RESPONSES = 10  # variables whose resonators are shown
 _MOST_ROWS = 1000  # of a series whose attention is shown: weights of all pairs are computed
 _MOST_KEYS = 100  # rows that are shown of those that a row attends to
-_LEFT_OUT_ROWS = 200_000  # rows of all altered copies of a series; longer ones have fewer copies
-_MOST_LEFT_OUT = 500
+_COPIED_ROWS = 50_000  # of all altered copies of a series: of longer ones there are fewer
+_FEWEST_COPIES, _MOST_LEFT_OUT = 12, 500
 _MOST_PERIODS = 15  # of tables
 _MOST_TYPES = 8
 _CURVE = 160  # points of a curve
@@ -129,7 +129,7 @@ def _series(estimator: Any, one: Any, truth: Any) -> Plain | None:
 
 def _follow(estimator: Any, one: Any, content: Plain) -> np.ndarray:
     """Put in what is predicted as time goes on, and return the times of the steps."""
-    shorter, ends = cut_along(one, _MOST_STEPS)
+    shorter, ends = cut_along(one, _num_copies(one, _MOST_STEPS))
     content["steps"] = _moments(one, ends)
     if estimator.task == "forecasting":
         return _forecast(estimator, one, shorter, ends, content)
@@ -173,7 +173,7 @@ def _forecast(estimator: Any, one: Any, shorter: Any, ends: Any, content: Plain)
 
 def _leave_out(estimator: Any, one: Any, content: Plain, variables: dict[str, Plain]) -> None:
     """Put in what would have been predicted without each observation."""
-    most = int(np.clip(_LEFT_OUT_ROWS // len(one.times), 20, _MOST_LEFT_OUT))
+    most = _num_copies(one, _MOST_LEFT_OUT)
     found = leave_one_out(estimator, one, max_observations=most)
     by_output = dict(list(found.groupby("output", sort=False)))
     kept = [by_output[key] for key in content["keys"] if key in by_output]
@@ -200,7 +200,7 @@ def _fill(estimator: Any, one: Any, content: Plain, variables: dict[str, Plain])
         "x": _moments(one, grid),
         "quantiles": numbers([answer[:, : len(shown), k].T for k in (0, middle, -1)]),
     }
-    most = int(np.clip(_LEFT_OUT_ROWS // len(one.times), 20, _MOST_LEFT_OUT))
+    most = _num_copies(one, _MOST_LEFT_OUT)
     for number, name in enumerate(shown):
         column = one.feature_names.index(name)
         seen = np.flatnonzero(~np.isnan(one.values[:, column]))[-max(1, most // len(shown)) :]
@@ -217,6 +217,11 @@ def _fill(estimator: Any, one: Any, content: Plain, variables: dict[str, Plain])
         item = variables[name]
         said = dict(zip(seen.tolist(), found[:, [middle, 0, -1]].tolist(), strict=True))
         item["hidden"] = [numbers(said[row]) if row in said else None for row in item["row"]]
+
+
+def _num_copies(one: Any, most: int) -> int:
+    """Return how many altered copies of a series a page has the time for."""
+    return int(np.clip(_COPIED_ROWS // len(one.times), _FEWEST_COPIES, most))
 
 
 def _asked(one: Any, times: np.ndarray) -> np.ndarray:
@@ -239,13 +244,12 @@ def _attend(estimator: Any, one: Any, ends: np.ndarray, content: Plain) -> None:
     for item in attend_series(estimator, one):
         heads = []
         for weights in item.weights[:, rows]:
-            keys = [np.sort(np.argsort(-w, kind="stable")[:_MOST_KEYS]) for w in weights]
-            heads.append(
-                [
-                    [k.tolist(), np.rint(1000 * w[k]).astype(int).tolist()]
-                    for k, w in zip(keys, weights, strict=True)
-                ]
-            )
+            steps = []
+            for w in weights:
+                keys = np.sort(np.argsort(-w, kind="stable")[:_MOST_KEYS])
+                keys = keys[w[keys] > 0]
+                steps.append([keys.tolist(), np.rint(1000 * w[keys]).astype(int).tolist()])
+            heads.append(steps)
         layer: Plain = {"name": str(item.layer), "heads": heads}
         if item.queries is not None:
             layer["periods"] = _heard(item, one.time_axis.unit)
