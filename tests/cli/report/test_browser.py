@@ -144,7 +144,7 @@ def test_an_observation_is_taken_out_and_put_back(made: Any, page: Any) -> None:
         const at = { clientX: box.left + x, clientY: box.top + y, bubbles: true };
         canvas.dispatchEvent(new MouseEvent('click', at));
     })()""")
-    assert "Without" in page.run(said)
+    page.wait(f"{said}.includes('Without')")  # events wait for the next frame
 
 
 def test_time_plays_forward(page: Any) -> None:
