@@ -209,7 +209,7 @@ def test_figures_show_the_results_with_units_and_nothing_cut_off(model: Any, dat
     np.testing.assert_allclose(np.sort(dots[:, 0]), np.sort(spectra[0].omega.ravel()))
     assert points is not None
     labels = {axis.get_xlabel() for axis in figures["probe"].axes}
-    assert "ω, radians per unit of time, h" in labels
+    assert "ω, radians per h" in labels
     legend = figures["classes"].legends[0].get_texts()
     assert [text.get_text() for text in legend] == [r"\$b", " _a"]
     assert len(figures["resonators"].axes) == 2  # one variable, and the colours

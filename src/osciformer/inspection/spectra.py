@@ -162,7 +162,7 @@ def probe_channel(
     )
     gap = spectrum.span if gap is None else gap
     if drive_omega is None:
-        drive_omega = omega * np.geomspace(0.1, 10.0, 121)
+        drive_omega = omega * np.geomspace(0.1, 10.0, 401)
     w = torch.from_numpy(np.asarray(drive_omega, dtype=np.float64))
     parts = (torch.full_like(w, x) for x in (omega, zeta))
     of_position, of_velocity = modulated_averages(torch.full_like(w, gap), w, *parts)

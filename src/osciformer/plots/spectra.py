@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from osciformer.inspection.spectra import NEAR_CRITICAL, LayerSpectrum, ProbeResponse
-from osciformer.plots.axes import COLOURS, STYLES, legend_below, panels, with_unit
+from osciformer.plots.axes import COLOURS, STYLES, legend_below, panels, plain, with_unit
 
 _MARKERS = "os^Dv<>P"
 _NUM_PHASES = 73
@@ -43,11 +43,15 @@ def plot_spectra(spectra: Sequence[LayerSpectrum]) -> Any:
     for axis in axes.flat[len(spectra) :]:
         axis.set_visible(False)
     for axis in axes[-1]:
-        axis.set_xlabel(with_unit("ω, radians per unit of time", spectra[0].unit))
+        axis.set_xlabel(_omega(spectra[0].unit))
     for axis in axes[:, 0]:
         axis.set_ylabel("damping ratio ζ")
     legend_below(figure, axes[0, 0])
     return figure
+
+
+def _omega(unit: str | None) -> str:
+    return f"ω, radians per {plain(unit) if unit else 'unit of time'}"
 
 
 def _turn(x: Any) -> Any:
@@ -92,7 +96,7 @@ def plot_probe(probe: ProbeResponse) -> Any:
     size.set(ylabel="part of the peak", title=title)
     angle.set(ylabel="radians", ylim=(-3.4, 3.4))
     for axis in (whole, angle):
-        axis.set_xlabel(with_unit("ω, radians per unit of time", probe.unit))
+        axis.set_xlabel(_omega(probe.unit))
     return figure
 
 

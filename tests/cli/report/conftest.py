@@ -106,7 +106,7 @@ class Page:
             self.send("Emulation.setEmulatedMedia", features=[feature])
         browser.heard.clear()
         self.send("Page.navigate", url=path.as_uri())
-        self.wait("performance.getEntriesByName('drawn').length === 1")
+        self.wait("'drawn' in document.documentElement.dataset")
 
     def send(self, method: str, **given: Any) -> Any:
         return self.browser.send(method, self.session, **given)

@@ -87,6 +87,7 @@ def assemble(content: Mapping[str, Any]) -> str:
     scripts = [read(name).partition("//# sourceMappingURL=")[0] for name in _SCRIPTS]
     parts = {
         "STYLE": read("page.css"),
+        "VERSION": __version__,
         "LICENSES": read("vendor/LICENSES.txt"),
         "DATA": data,
         "SCRIPTS": "\n".join(f"<script>\n{script}\n</script>" for script in scripts),
@@ -119,5 +120,4 @@ def _facts(model: predict.Model, data: Any) -> list[list[str]]:
     facts["Types" if is_events else "Variables"] = str(len(names))
     kind = "sequences" if is_events else "series"
     facts["Table"] = f"{len(data):,} {kind}, {len(data.times):,} rows"
-    facts["Made by"] = f"OsciFormer {__version__}"
     return [[name, value] for name, value in facts.items()]
