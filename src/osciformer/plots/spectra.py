@@ -61,10 +61,10 @@ def _turn(x: Any) -> Any:
 
 
 def plot_probe(probe: ProbeResponse) -> Any:
-    """Return a figure of a key's answer to cosines, beside the transfer function.
+    """Return a figure of a key's answer to cosines, beside the transfer function H.
 
     On the left the logit by frequency and phase, with the best phase as a line; on the right its
-    largest value and |H|, both in parts of their peaks, and below the best phase and arg H.
+    largest value and the size of H, in parts of their peaks, and below the best phase and arg H.
     """
     figure, axes = panels(2, 2, [1.9, 1.9], sharey=False)
     phase = np.linspace(-np.pi, np.pi, _NUM_PHASES)
