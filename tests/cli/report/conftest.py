@@ -63,6 +63,13 @@ class Browser:
             self.heard.append(found)
         raise TimeoutError(method)
 
+    def hear(self, method: str, session: str) -> None:
+        """Wait for an event."""
+        end = time.monotonic() + SECONDS
+        wanted = {"method": method, "sessionId": session}
+        while not any(wanted.items() <= event.items() for event in self.heard):
+            self.heard.append(self._read(end))
+
     def _read(self, end: float) -> dict[str, Any]:
         with selectors.DefaultSelector() as selector:
             selector.register(self.back, selectors.EVENT_READ)
@@ -106,7 +113,8 @@ class Page:
             self.send("Emulation.setEmulatedMedia", features=[feature])
         browser.heard.clear()
         self.send("Page.navigate", url=path.as_uri())
-        self.wait("'drawn' in document.documentElement.dataset")
+        browser.hear("Page.loadEventFired", self.session)
+        assert self.run("'drawn' in document.documentElement.dataset"), self.problems()
 
     def send(self, method: str, **given: Any) -> Any:
         return self.browser.send(method, self.session, **given)

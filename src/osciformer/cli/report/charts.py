@@ -46,6 +46,16 @@ def short(value: float) -> str:
     return f"{value:,.0f}" if 1e3 <= abs(value) < 1e7 else f"{value:.3g}"
 
 
+def length(value: float, unit: Any) -> str:
+    """Return a length of time.
+
+    Example:
+        >>> length(1234.5, "min"), length(2.0, None)
+        ('1,234 min', '2')
+    """
+    return f"{short(value)} {text(unit)}" if unit else short(value)
+
+
 def with_unit(what: str, unit: Any) -> str:
     """Return the title of an axis."""
     return f"{what}, {text(unit)}" if unit else what

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from osciformer.cli.report.charts import Plain, numbers, short, text, with_unit
+from osciformer.cli.report.charts import Plain, length, numbers, text, with_unit
 from osciformer.config import SERIES_TASKS
 from osciformer.events.sequences import UNNAMED_UNIT
 from osciformer.explain import leave_one_out
@@ -268,7 +268,7 @@ def _heard(layer: LayerAttention, unit: str | None) -> list[list[list[str]]]:
     heads = []
     for share, frequency in zip(shares, omega, strict=True):
         top = np.argsort(-share, kind="stable")[:_MOST_PERIODS]
-        rows = [[with_unit(short(2 * np.pi / frequency[k]), unit), f"{share[k]:.1%}"] for k in top]
+        rows = [[length(2 * np.pi / frequency[k], unit), f"{share[k]:.1%}"] for k in top]
         heads.append(rows)
     return heads
 
@@ -283,7 +283,7 @@ def _resonate(estimator: Any, one: Any, content: Plain, variables: dict[str, Pla
     content["periods"] = [
         [
             text(row["variable"] or "the series"),
-            "-" if row["period"] is None else with_unit(short(row["period"]), unit),
+            "-" if row["period"] is None else length(row["period"], unit),
             f"{row['importance']:.1%}",
         ]
         for row in shares[:_MOST_PERIODS]
@@ -306,7 +306,7 @@ def _resonate(estimator: Any, one: Any, content: Plain, variables: dict[str, Pla
     some = list(dict.fromkeys(named))[:_MOST_RESPONSES]
     content["response"] = {
         "x": _moments(one, found.times),
-        "periods": [with_unit(short(period), unit) for period in periods],
+        "periods": [length(period, unit) for period in periods],
         "variables": {
             text(name): numbers(found.amplitude[:, found.variables.index(name)], 2) for name in some
         },

@@ -59,7 +59,7 @@
     const steps = [...[1, 5, 15, 30].map((n) => n * second), ...[1, 5, 15, 30].map((n) => n * minute), ...[1, 3, 6, 12].map((n) => n * hour), ...[1, 2, 7, 14, 30, 91, 365, 1826, 3652].map((n) => n * day)];
     let step = day;
     scale.afterBuildTicks = (self) => {
-      const most = Math.max(2, Math.min(NUM_TICKS, Math.floor(self.width / 90)));
+      const most = Math.max(2, Math.min(NUM_TICKS, Math.floor(self.chart.width / 100)));
       step = steps.find((size) => (self.max - self.min) / size <= most) ?? steps.at(-1);
       const first = Math.ceil(self.min / step) * step;
       self.ticks = Array.from({ length: Math.max(0, Math.floor((self.max - first) / step) + 1) }, (_, k) => ({ value: first + k * step }));
@@ -254,9 +254,9 @@
   }
   function table({ title, head, rows }, action) {
     const cells = (row) => row.map((item) => el("td", {}, item));
-    const body = rows.map((row, place) => el("tr", {}, ...cells(row), action ? el("td", {}, action(place)) : null));
-    const top = el("tr", {}, ...head.map((name) => el("th", { scope: "col" }, name)), action ? el("th", { scope: "col" }, "") : null);
-    const node = el("table", {}, el("thead", {}, top), el("tbody", {}, ...body));
+    const body = rows.map((row, place) => el("tr", {}, action ? el("td", {}, action(place)) : null, ...cells(row)));
+    const top = el("tr", {}, action ? el("td", {}) : null, ...head.map((name) => el("th", { scope: "col" }, name)));
+    const node = el("table", { class: action && "acts" }, el("thead", {}, top), el("tbody", {}, ...body));
     const box = el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": title || "values" }, node);
     return title ? el("div", { class: "card" }, el("h3", {}, title), box) : box;
   }
@@ -413,7 +413,8 @@
       const about = item.task === "imputation"
         ? "▲ above, ▼ below what the model would say without it; larger is further off. Click one to take it out."
         : "▲ raises and ▼ lowers the prediction; larger is more. Click one to take it out.";
-      return [{ title: `Observations: ${variable.name}`, about, kind: "lines", x: time, y: { label: variable.name }, lines: [points, thread], rules: rules(), onpick: (_, k) => pick(state.variable, k) }];
+      const rest = found.includes(null) && item.task !== "events" ? " Where there is a ●, it was not tried." : "";
+      return [{ title: `Observations: ${variable.name}`, about: about + rest, kind: "lines", x: time, y: { label: variable.name }, lines: [points, thread], rules: rules(), onpick: (_, k) => pick(state.variable, k) }];
     }
 
     function attended() {
@@ -430,7 +431,7 @@
       const name = one().variables[state.variable]?.name;
       if (!found) return [];
       const shown = found.variables[name] ? name : Object.keys(found.variables)[0];
-      const cells = found.x.map((x) => (time.date ? moment(x, true) : String(Number(x.toPrecision(3)))));
+      const cells = found.x.map((x) => (time.date ? moment(x, true).slice(5, 16) : String(Number(x.toPrecision(3)))));
       const about = `${shown === name ? "" : `The response of ${name} was left out of the page. `}How strongly oscillators of each period swing when the series drives them.`;
       return [{ title: `Response of resonators: ${shown}`, about, kind: "heat", x: { label: time.label, cells }, y: { label: "period", cells: found.periods }, z: found.variables[shown], label: "amplitude, in spreads" }];
     }

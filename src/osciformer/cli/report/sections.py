@@ -14,6 +14,7 @@ from osciformer.cli.report.charts import (
     axis,
     chart,
     heat,
+    length,
     line,
     section,
     short,
@@ -241,7 +242,7 @@ def _probe_charts(item: Any, head: int, channel: int, phase: np.ndarray) -> list
         line("best phase", period, probe.best_phase, colour=0),
         line("arg H", period, np.angle(probe.gain), colour=1, dash=True),
     ]
-    title = f"Channel {channel}: period {short(own)}, ζ {probe.zeta:.3g}"
+    title = f"Channel {channel}: period {length(own, item.unit)}, ζ {probe.zeta:.3g}"
     cells = axis(x["label"], cells=[short(p) for p in period[::2]])
     turns = axis("phase, radians", cells=[f"{p:.2f}" for p in phase])
     return [
