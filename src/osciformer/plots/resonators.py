@@ -20,8 +20,7 @@ def plot_resonators(model: Any, X: Any, *, top: int = 3, **options: Any) -> Any:
     if not hasattr(resonator, "response"):
         name = type(model).__name__
         raise TypeError(
-            f"model must have resonators; this {name} has none. Fit a ResonatorClass"
-            "ifier or ResonatorRegressor"
+            f"model must have resonators; this {name} has none. Fit one with resonators"
         )
     response = resonator.response(X, **options)
     sizes = dict.fromkeys(response.variables, 0.0)

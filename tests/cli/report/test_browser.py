@@ -126,10 +126,16 @@ def test_an_observation_is_taken_out_and_put_back(made: Any, page: Any) -> None:
     top = found.loc[found.effect.abs().idxmax()]
     said = "document.querySelector('.readout').textContent"
     assert "Without" not in page.run(said)
+    names = page.run(
+        "[...document.querySelectorAll('#series select')[1].options].map(o => o.value)"
+    )
+    choose(page, "#series", "Variable", 1 - names.index(top.variable))  # the other one
     button = "document.querySelector('[data-take=\"0\"]')"
     page.run(f"{button}.click()")
     told = page.run(said)
     assert f"Without {top.variable}" in told
+    shown = page.run("document.querySelectorAll('#series select')[1].value")
+    assert shown == top.variable
     before, after = (float(word.rstrip(".")) for word in told.split(" from ")[1].split(" to "))
     assert before == pytest.approx(top.prediction, rel=2e-3)
     assert after == pytest.approx(top.without, rel=2e-3)

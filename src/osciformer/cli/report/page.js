@@ -299,6 +299,7 @@
     const now = () => steps()[state.step] ?? Infinity;
     const time = { ...item.time, tight: true }; // with the ends of the series, which are no ticks
     let timer = null;
+    let [order, variables] = [[], null]; // variables of the series, the heaviest first, and their box
 
     const slider = el("input", { type: "range", min: 0, step: 1, "aria-label": "Time up to which is shown", oninput: () => { state.step = Number(slider.value); stop(); update(); } });
     const clock = el("output", {});
@@ -331,7 +332,7 @@
 
     function reset() {
       Object.assign(state, { step: Math.max(0, steps().length - 1), out: null, output: 0, layer: 0, head: 0 });
-      const order = byWeight();
+      order = byWeight();
       state.variable = order[0] ?? 0;
       slider.max = Math.max(0, steps().length - 1);
       const room = 0.02 * (one().span[1] - one().span[0]);
@@ -340,11 +341,11 @@
       const boxes = [choice("Series", names, (index) => { stop(); state.series = index; reset(); update(); })];
       boxes[0].select.selectedIndex = state.series;
       if (one().outputs.length > 1 && item.task !== "events") boxes.push(choice("Output", one().outputs, (index) => { state.output = index; state.out = null; update(); }));
-      if (order.length) boxes.push(choice("Variable", order.map((v) => one().variables[v].name), (index) => { state.variable = order[index]; state.out = null; update(); }));
+      variables = choice("Variable", order.map((v) => one().variables[v].name), (index) => { state.variable = order[index]; state.out = null; update(); });
+      if (order.length) boxes.push(variables);
       const layers = one().attention || [];
       if (layers.length > 1) boxes.push(choice("Layer", layers.map(({ name }) => name), (index) => { state.layer = index; update(); }));
       if (layers.length && layers[0].heads.length > 1) boxes.push(choice("Head", layers[0].heads.map((_, k) => String(k + 1)), (index) => { state.head = index; update(); }));
-      if (boxes.length > 2) boxes.find(({ node }) => node.textContent.startsWith("Variable"))?.select.setAttribute("data-role", "variable");
       bar.replaceChildren(...boxes.map(({ node }) => node));
       player.style.display = steps().length > 1 && item.task !== "imputation" ? "" : "none";
     }
@@ -353,8 +354,7 @@
       const isSame = state.out && state.out.v === v && state.out.k === k;
       if (state.variable !== v) {
         state.variable = v;
-        const select = bar.querySelector("[data-role=variable]");
-        if (select) select.selectedIndex = byWeight().indexOf(v);
+        variables.select.selectedIndex = order.indexOf(v);
       }
       state.out = isSame ? null : { v, k };
       update();
