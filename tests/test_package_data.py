@@ -14,6 +14,12 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 DATA = (
+    "cli/report/page.css",
+    "cli/report/page.html",
+    "cli/report/page.js",
+    "cli/report/vendor/LICENSES.txt",
+    "cli/report/vendor/chart.umd.min.js",
+    "cli/report/vendor/chartjs-chart-matrix.min.js",
     "py.typed",
     "data/datasets/catalog.toml",
     "demo_data/ATTRIBUTION.txt",

@@ -45,6 +45,7 @@ PACKAGES = (
     "events",
     "events.neural",
     "explain",
+    "inspection",
     "math",
     "models",
     "nn",

@@ -2,12 +2,13 @@
 
 Run `python docs/pictures/draw.py` (a few minutes on a CPU). It writes one picture per task beside
 this file, `landing.png`, which shows three of them side by side, and those of the pages on
-resonators and explanations. With names, `python docs/pictures/draw.py responses resonance`, it
-draws these alone.
+resonators, explanations and looking inside. With names, as `python docs/pictures/draw.py responses
+resonance`, it draws these alone.
 """
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -31,7 +32,8 @@ from osciformer import (
     oscillator_response,
 )
 from osciformer.events import HawkesProcess, simulate_hawkes
-from osciformer.plots import plot_predictions
+from osciformer.inspection import attend_series, find_spectra, probe_channel
+from osciformer.plots import plot_predictions, plot_probe, plot_spectra, plot_trajectories
 
 HERE = Path(__file__).parent
 BLUE, ORANGE, GREY, GREEN = "#2563eb", "#ea580c", "#374151", "#059669"
@@ -338,8 +340,41 @@ def ahead() -> Any:
     return plot_predictions(model, tides(2, rng, gap=False)[0], time="hour")
 
 
+@functools.cache
+def listener() -> tuple[OsciFormerForecaster, IrregularSeries]:
+    """Return a network that forecasts tides, and tides that it never met."""
+    rng = np.random.default_rng(SEED)
+    model = OsciFormerForecaster(
+        horizon=9.0, dim=16, num_heads=2, num_layers=1, learning_rate=1e-2, **TRAINING
+    )
+    model.fit(tides(600, rng, gap=False)[0])
+    test, _ = tides(40, rng, gap=False)
+    print(f"listener: skill {model.score(test):.3f} against the last value, on 40 other tides")
+    return model, test
+
+
+def spectra() -> Any:
+    """Draw the periods and damping that a network has learned."""
+    hours = [item._replace(unit="h") for item in find_spectra(listener()[0])]
+    return plot_spectra(hours)
+
+
+def probe() -> Any:
+    """Draw what one key of the network answers to."""
+    keys = find_spectra(listener()[0])[0]
+    channel = int(np.argmin(np.abs(keys.period[0] - 12.4)))
+    return plot_probe(probe_channel(keys._replace(unit="h"), 0, channel))
+
+
+def trajectories() -> Any:
+    """Draw keys between the readings of one tide."""
+    model, test = listener()
+    (layer,) = attend_series(model, test[1:2])
+    return plot_trajectories(layer._replace(unit="h"), rows=[0, 12, 24], channels=2)
+
+
 CARDS = (classification, regression, forecasting, imputation, events)
-FIGURES = (responses, resonance, explanation, along_time, ahead)
+FIGURES = (responses, resonance, explanation, along_time, ahead, spectra, probe, trajectories)
 
 
 def main(names: list[str]) -> None:

@@ -1,9 +1,9 @@
 """Machine learning for time series with irregular times, on exact continuous-time attention.
 
 The names below are the front door. The packages `osciformer.data`, `events`, `estimators`,
-`explain`, `plots`, `resonators`, `train`, `models`, `nn`, `equivariant`, `ops`, `math`,
-`baselines`, `streaming`, `saving`, `config`, `testing` are public, too: what their `__all__` or
-their page in the documentation names. The rest is internal.
+`explain`, `inspection`, `plots`, `resonators`, `train`, `models`, `nn`, `equivariant`, `ops`,
+`math`, `baselines`, `streaming`, `saving`, `config`, `testing` are public, too: what their
+`__all__` or their page in the documentation names. The rest is internal.
 """
 
 from __future__ import annotations

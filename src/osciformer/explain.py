@@ -16,10 +16,11 @@ from osciformer.data.ragged import offsets_of, series_of_rows
 from osciformer.data.series import IrregularSeries, concatenate
 from osciformer.estimators.labels import encode_classes, read_labels
 
-__all__ = ["occlusion", "permutation_importance"]
+__all__ = ["leave_one_out", "occlusion", "permutation_importance"]
 
 _ABOUT = ("id", "part", "variable", "start", "end", "output")
 _COLUMNS = (*_ABOUT, "prediction", "without", "effect", "low", "high")
+_LEFT_OUT = ("id", "row", "variable", "time", "value", "output", "prediction", "without", "effect")
 _ROUNDS = 1000  # of the bootstrap over series
 _LEVELS = (0.025, 0.975)
 _CALL_SERIES, _CALL_VALUES = 2048, 10**7  # altered series that share a call of `predict`
@@ -173,6 +174,58 @@ def occlusion(
                 columns[name].append(entry)
     frame = need("pandas", extra="data").DataFrame(columns)
     return frame.drop(columns=["low", "high"]) if fill is None else frame
+
+
+def leave_one_out(model: Any, X: Any, *, max_observations: int = 500, verbose: int = 0) -> Any:
+    """Return how predictions change if single observations had not been made.
+
+    Args:
+        model: A fitted classifier, regressor or forecaster.
+        X: One series or a few, such as `X[3:4]`.
+        max_observations: Most observations of a series that are left out; the last ones.
+        verbose: 1 shows a progress bar.
+
+    Returns:
+        A pandas data frame with a row per series, observation and output: `id`, `row` (its number
+        within the series), `variable`, `time`, `value`, and `output`, `prediction`, `without` and
+        `effect` as `occlusion` has them.
+    """
+    _check(model, (*SERIES_TASKS, "forecasting"))
+    if max_observations < 1:
+        raise ValueError(f"max_observations must be 1 or more; got {max_observations}")
+    data = concatenate(list(chunks(model._validate(X)))).replace(labels=None)
+    found = []  # of each observation: the series, the row within it, the column
+    for place, one in enumerate(data):
+        seen = np.argwhere(~np.isnan(one.values))[-max_observations:]
+        found += [(place, *entry) for entry in seen.tolist()]
+    outputs, predict = _predictor(model, data)
+    places = iter([place for place, _, _ in found])
+
+    def altered() -> Iterator[IrregularSeries]:
+        for place, row, column in found:
+            one = data.take([place])
+            values = one.values.copy()
+            values[row, column] = np.nan
+            kept = np.arange(len(values)) != row if not _is_seen(values)[row] else slice(None)
+            times, left = one.times[kept], values[kept]
+            changes = {"times": times, "values": left, "offsets": np.array([0, len(times)])}
+            yield one.replace(**changes, static_names=one.static_names)
+
+    def answer(group: IrregularSeries, count: int) -> Float[np.ndarray, "k 1 O"]:
+        return predict(group, np.array([next(places) for _ in range(count)]))[:, None]
+
+    whole = predict(data, np.arange(len(data)))
+    columns: dict[str, list[Any]] = {name: [] for name in _LEFT_OUT}
+    answers = _in_groups(altered(), answer, len(found), verbose)
+    for (place, row, column), (without,) in zip(found, answers, strict=True):
+        at = int(data.offsets[place]) + row
+        (moment,) = data.decode_times(data.times[at : at + 1], [place])
+        about = data.ids[place], row, data.feature_names[column], moment, data.values[at, column]
+        for output, before, after in zip(outputs, whole[place], without, strict=True):
+            entries = (*about, output, before, after, before - after)
+            for name, entry in zip(columns, entries, strict=True):
+                columns[name].append(entry)
+    return need("pandas", extra="data").DataFrame(columns)
 
 
 def _check(model: Any, tasks: tuple[str, ...]) -> None:

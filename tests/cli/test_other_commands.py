@@ -164,6 +164,8 @@ def test_demo_compares_and_leaves_a_usable_model(cli: Call, tmp_path: Path) -> N
     assert "boosting on summaries" in outcome.out
     assert "change of log-odds" in outcome.out
     assert (run / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert (run / "report.html").read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
+    assert f"to open in a browser: {run / 'report.html'}" in outcome.out
     scores = json.loads((run / "test_metrics.json").read_text())
     for model in ("OsciFormer", "resonators alone", "boosting on summaries"):
         assert {"auroc", "auprc"} <= set(scores[model])

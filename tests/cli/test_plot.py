@@ -14,7 +14,8 @@ pytest.importorskip("matplotlib")
 
 from osciformer.data import IrregularSeries, from_frame
 from osciformer.estimators import ResonatorClassifier
-from osciformer.plots import _plain, plot_predictions
+from osciformer.plots import plot_predictions
+from osciformer.plots.axes import plain
 
 Call = Callable[..., Any]
 TASKS = ("classification", "regression", "forecasting", "imputation", "events")
@@ -137,7 +138,7 @@ def test_many_variables_odd_names_and_long_series_are_drawn(tmp_path: Path) -> N
     figure.savefig(tmp_path / "odd.png")
     check_all_is_inside(figure)
     shown = {text.get_text() for text in figure.legends[0].get_texts()}
-    assert shown == {_plain(name) for name in ("_one", "$two", "three")}
+    assert shown == {plain(name) for name in ("_one", "$two", "three")}
     figure = plot_predictions(model, X[:1], variables=["rare"])
     assert len(figure.axes) == 2
 

@@ -19,7 +19,13 @@ from osciformer.estimators import (
     ResonatorClassifier,
     ResonatorRegressor,
 )
-from osciformer.explain import _donors, _exchange, occlusion, permutation_importance
+from osciformer.explain import (
+    _donors,
+    _exchange,
+    leave_one_out,
+    occlusion,
+    permutation_importance,
+)
 
 from .toy import TINY, make
 
@@ -311,3 +317,34 @@ def test_bad_calls_say_what_to_do(classifier: Any) -> None:
         occlusion(classifier, X[:1], n_windows=0)
     with pytest.raises(TypeError, match="got object"):
         occlusion(object(), X)
+
+
+def test_leaving_out_names_the_observation_that_decides() -> None:
+    """And each effect is that of predicting without it."""
+    rng = np.random.default_rng(0)
+    times, values = [np.arange(6.0)] * 40, []
+    for number in range(40):
+        table = np.stack([rng.normal(size=6), np.full(6, np.nan)], axis=1)
+        table[number % 5, 1] = 3.0 * (number % 2)  # seen once, and all there is to know
+        values.append(table)
+    X = IrregularSeries.from_arrays(times, values, labels=np.arange(40) % 2)
+    model = ResonatorClassifier(families=("summary",), random_state=0).fit(X)
+    found = leave_one_out(model, X[7:8])
+    assert len(found) == 7
+    top = found.loc[found.effect.abs().idxmax()]
+    assert (top.row, top.variable, top.time, top.value) == (2, X.feature_names[1], 2.0, 3.0)
+    one = values[7].copy()
+    one[2, 1] = np.nan
+    left = IrregularSeries.from_arrays([times[7]], [one])
+    assert top.without == pytest.approx(model.predict_proba(left)[0, 1], abs=1e-6)
+    assert top.prediction == pytest.approx(model.predict_proba(X[7:8])[0, 1], abs=1e-6)
+    assert top.effect == pytest.approx(top.prediction - top.without)
+    assert leave_one_out(model, X[7:8], max_observations=5).row.min() == 2
+
+
+def test_leaving_out_is_for_models_that_predict_from_the_past() -> None:
+    with pytest.raises(TypeError, match="classification or regression or forecasting; got object"):
+        leave_one_out(object(), decided(2, 0))
+    model = ResonatorRegressor(families=("summary",)).fit(decided(20, 0), np.arange(20.0))
+    with pytest.raises(ValueError, match="max_observations must be 1 or more; got 0"):
+        leave_one_out(model, decided(2, 0), max_observations=0)

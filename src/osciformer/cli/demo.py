@@ -15,7 +15,7 @@ from typer import Option
 
 from osciformer._files import replacing, write_json
 from osciformer._optional import need
-from osciformer.cli import fit, pictures, tables
+from osciformer.cli import fit, pictures, predict, tables
 from osciformer.cli.evaluate import bootstrap, class_scores
 from osciformer.cli.runs import hold
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from osciformer.data import IrregularSeries
 
 TRAIN, TEST, ATTRIBUTION = "stays-train.parquet", "stays-test.parquet", "ATTRIBUTION.txt"
-SCORES, CURVES = "test_metrics.json", "curves.png"
+SCORES, CURVES, REPORT = "test_metrics.json", "curves.png", "report.html"
 # One block and few epochs: the demo is to end in two minutes on a CPU.
 SETTINGS: dict[str, Any] = {
     **{"task": "classification", "id": "record_id", "time": "minute"},
@@ -61,6 +61,7 @@ def demo(
     """Train a mortality classifier on real clinical data, and compare it with boosting."""
     import torch
 
+    from osciformer.cli.report import write_report
     from osciformer.data import read_parquet
 
     need("matplotlib.figure", extra="plot")  # asked for here, not after the training
@@ -80,15 +81,18 @@ def demo(
             shown = {"run_dir": run.work, "verbose": fit.verbosity("auto")}
             estimator = fit.make_estimator(given, job, **shown)
             fit.train(estimator, job, given, run)
-            run.record(TRAIN, TEST, ATTRIBUTION, SCORES, CURVES)
+            run.record(TRAIN, TEST, ATTRIBUTION, SCORES, CURVES, REPORT)
             for name in (TRAIN, TEST, ATTRIBUTION):
                 with replacing(output / name) as part:
                     shutil.copyfile(str(source / name), part)
             _compare(estimator, train, test, output, seed)
+            model = predict.Model(estimator, estimator.task, given, {"time": given["time"]})
+            write_report(model, output / REPORT, test, test.labels)
         _explain(estimator.resonator_)
     finally:
         torch.set_num_threads(threads)
-    typer.echo(f"{time.perf_counter() - started:.0f} s in all; picture: {output / CURVES}\n")
+    typer.echo(f"{time.perf_counter() - started:.0f} s in all; picture: {output / CURVES}")
+    typer.echo(f"what the model looks at, to open in a browser: {output / REPORT}\n")
     typer.echo(NEXT.format(run=output, train=TRAIN, test=TEST))
 
 

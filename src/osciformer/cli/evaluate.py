@@ -56,13 +56,10 @@ def evaluate(
     model = predict.Model.load(run, table, labels, accelerator=accelerator)
     if model.task == "events":
         model.refuse(target=target, labels=labels, labels_id=labels_id, stream=stream)
-        found = _judge_events(model, table)
+        data, truth = model.open_events(table), None
     else:
         data, truth = open_labelled(model, table, target, labels, labels_id, stream)
-        if model.task in SERIES_TASKS:
-            found = _judge_labels(model, data, truth)
-        else:
-            found = _judge_answers(model, data, seed)
+    found = judge(model, data, truth, seed)
     if picture is not None:
         found.draw(picture)
     scores = bootstrap(found.score, found.num_series, rounds=rounds, seed=seed)
@@ -110,7 +107,7 @@ def open_labelled(
     return data, tables.labels_for(data, given, model.task)
 
 
-class _Judged(NamedTuple):
+class Judged(NamedTuple):
     """What a table says of a model: scores of any sample of its series, and how to show them."""
 
     score: Callable[[np.ndarray], Scores]
@@ -119,18 +116,29 @@ class _Judged(NamedTuple):
     facts: Mapping[str, Any] = {}
     title: str = ""
     remark: str = ""
+    #: Probabilities [n, C], values [n, K], or the part of values below each quantile [L].
+    found: np.ndarray | None = None
+    truth: np.ndarray | None = None  #: Classes [n], or values [n, K].
 
 
-def _judge_events(model: predict.Model, table: Path) -> _Judged:
-    events = model.open_events(table)
+def judge(model: predict.Model, data: Any, truth: np.ndarray | None, seed: int) -> Judged:
+    """Judge a model by series with labels, by values that it hides, or by events."""
+    if model.task == "events":
+        return _judge_events(model, data)
+    if model.task in SERIES_TASKS:
+        return _judge_labels(model, data, truth)
+    return _judge_answers(model, data, seed)
+
+
+def _judge_events(model: predict.Model, events: Any) -> Judged:
     if not (events.lengths > 1).any():
-        raise CommandError(f"{table} has nothing to score: no sequence has a second event")
+        raise CommandError("the table has nothing to score: no sequence has a second event")
     found = model.estimator.evaluate_sequences(events)
     calibration, likelihood = model.estimator.calibration(events), found.log_likelihood
     facts = {"events": likelihood.num_scored, "time_unit": likelihood.time_unit}
     facts |= {"quadrature_error": likelihood.error, "horizon": found.horizon}
     facts["calibration"] = {"statistic": calibration.statistic, "p_value": calibration.p_value}
-    return _Judged(
+    return Judged(
         found.means,
         len(events),
         partial(pictures.draw_calibration, calibration),
@@ -142,7 +150,7 @@ def _judge_events(model: predict.Model, table: Path) -> _Judged:
     )
 
 
-def _judge_labels(model: predict.Model, data: Any, labels: np.ndarray | None) -> _Judged:
+def _judge_labels(model: predict.Model, data: Any, labels: np.ndarray | None) -> Judged:
     """Score predictions of classes or values; the data have the labels if none are given."""
     from osciformer.data.inputs import labels_of
     from osciformer.estimators.labels import as_targets, encode_classes
@@ -154,7 +162,9 @@ def _judge_labels(model: predict.Model, data: Any, labels: np.ndarray | None) ->
         columns = found, as_targets(truth, "OsciFormerClassifier")
         values, real = (item.reshape(len(truth), -1).astype(float) for item in columns)
         draw = partial(pictures.draw_values, values, real)
-        return _Judged(lambda i: value_scores(values[i], real[i]), len(real), draw)
+        return Judged(
+            lambda i: value_scores(values[i], real[i]), len(real), draw, found=values, truth=real
+        )
     classes = encode_classes(truth, estimator.classes_)
 
     def draw_curves(path: Path) -> None:
@@ -162,17 +172,23 @@ def _judge_labels(model: predict.Model, data: Any, labels: np.ndarray | None) ->
             raise CommandError("--picture draws curves of two classes; leave it out")
         pictures.draw_classes(classes == 1, {"OsciFormer": found[:, 1]}, path)
 
-    return _Judged(lambda i: class_scores(found[i], classes[i]), len(classes), draw_curves)
+    return Judged(
+        lambda i: class_scores(found[i], classes[i]),
+        len(classes),
+        draw_curves,
+        found=found,
+        truth=classes,
+    )
 
 
-def _judge_answers(model: predict.Model, data: Any, seed: int) -> _Judged:
+def _judge_answers(model: predict.Model, data: Any, seed: int) -> Judged:
     levels = tuple(map(float, model.estimator.quantiles))
     generator = np.random.default_rng(seed)
     hidden = (model.estimator.answer_hidden(part, generator) for part in tables.parts_of(data))
     sums = np.concatenate([sum_answers(item, levels) for items in hidden for item in items])
     below = sums[:, NUM_SUMS:].sum(axis=0) / max(sums[:, 0].sum(), 1.0)
     draw = partial(pictures.draw_quantiles, levels, below)
-    return _Judged(lambda i: answer_scores(sums[i]), len(data), draw)
+    return Judged(lambda i: answer_scores(sums[i]), len(data), draw, found=below)
 
 
 class Interval(NamedTuple):

@@ -82,6 +82,7 @@ def fit(
                 unseen = job.validation or job.data[estimator.validation_index_]
                 pictures.draw_run(estimator, unseen if len(unseen) else job.data, output)
             _print_validation(metrics, output)
+            typer.echo(f"look inside: osciformer inspect {output} TABLE -o report.html")
 
 
 class Job(NamedTuple):

@@ -34,7 +34,13 @@ NEXT, PART, READY = ".osciformer-next", ".osciformer-part", ".osciformer-ready"
 # manifest says. Runs of versions that kept no manifest, and wrote no card, are known by it alone.
 _OF_TRAINING = (CONFIG, RUN, METRICS, MODEL, CARD, CHECKPOINT, HISTORY, LOG, "last.part")
 _PICTURES = ("training.png", "calibration.png", "intensity.png", "curves.png")
-_OF_DEMO = ("stays-train.parquet", "stays-test.parquet", "ATTRIBUTION.txt", "test_metrics.json")
+_OF_DEMO = (
+    "stays-train.parquet",
+    "stays-test.parquet",
+    "ATTRIBUTION.txt",
+    "test_metrics.json",
+    "report.html",
+)
 WRITTEN = frozenset({*_OF_TRAINING, *_PICTURES, *_OF_DEMO, MANIFEST})
 _OF_LOG = re.compile(r"events\.out\.tfevents\..*|hparams\.yaml")
 _TEMPORARY = re.compile(rf"\.(?P<stem>.+)\.[0-9a-f]{{16}}{re.escape(PART_MARK)}(?P<ending>\.\w+)")

@@ -169,7 +169,7 @@ def static_elsewhere(given: Mapping[str, Any], path: Path) -> tuple[str, ...]:
         return ()
     from osciformer.data.tables import check_columns
 
-    here, there = [] if format_of(path) == "own" else _names(path), _names(Path(labels))
+    here, there = [] if format_of(path) == "own" else column_names(path), column_names(Path(labels))
     if given.get("variable") is None:  # else it may be the name of a variable
         check_columns((*here, *there), static)
     return tuple(name for name in static if name not in here and name in there)
@@ -231,7 +231,8 @@ def read_frame(path: Path, types: Mapping[str, str]) -> Any:
         return need("pyarrow.csv", extra="data").read_csv(path, **csv_options(path, types))
 
 
-def _names(path: Path) -> list[str]:
+def column_names(path: Path) -> list[str]:
+    """Return the names of the columns of a CSV file, a Parquet file or a folder."""
     from osciformer.data.files import csv_names, parquet_files, parquet_schema
 
     if format_of(path) == "csv":

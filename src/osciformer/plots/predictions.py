@@ -9,15 +9,14 @@ from typing import Any
 import numpy as np
 
 from osciformer._optional import need
-from osciformer._text import name_some, printable
+from osciformer._text import name_some
 from osciformer._types import Float, Int
 from osciformer.config import TASKS
 from osciformer.data.inputs import chunks
 from osciformer.data.ragged import offsets_of
 from osciformer.data.series import IrregularSeries, concatenate
 from osciformer.events.sequences import UNNAMED_UNIT, EventSequences
-
-__all__ = ["plot_predictions"]
+from osciformer.plots.axes import COLOURS, SEEN, STYLES, legend_below, panels, plain, with_unit
 
 MOST_SERIES = 4  # side by side
 MOST_PANELS = 4  # variables or types, one above the other, if none are named
@@ -25,11 +24,8 @@ _MOST_LINES = 8  # classes or types in one panel
 _NUM_CUTS = 120  # ends of a series at which classes and values are predicted
 _NUM_POINTS = 300  # of a curve
 _HISTORY = 4.0  # how much of the past is drawn, in horizons of the forecast
-_LONGEST_NAME, _LINE = 36, 18  # letters of a name, and of a line beside an axis
-# Of Okabe and Ito: told apart by the colour-blind. Line styles tell them apart in print.
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#F0E442")
-_STYLES = ("-", "--", "-.", ":") * 2
-_BAND, _SEEN = _COLOURS[0], "#374151"
+_LINE = 18  # letters of a line beside an axis
+_BAND = COLOURS[0]
 
 
 def plot_predictions(
@@ -73,7 +69,7 @@ def _draw_answers(
     """Draw quantiles over observations: after their end, or among them."""
     targets = list(map(str, model.target_names_))
     names = _choose(data, targets, variables)
-    figure, axes = _panels(len(names), len(data))
+    figure, axes = panels(len(names), len(data))
     is_ahead, ends = model.task == "forecasting", model._ends(data)
     for place, one in enumerate(data):
         begin, end = one.times[0], one.times[-1]
@@ -95,7 +91,7 @@ def _draw_answers(
                 _moments(data, one.times[kept][seen], place),
                 values[seen],
                 "o",
-                color=_SEEN,
+                color=SEEN,
                 markersize=3,
                 label="observed",
             )
@@ -114,7 +110,7 @@ def _draw_along(
     is_class = model.task == "classification"
     answers = []
     for place in range(len(data)):
-        series, cuts = _cut(data[place : place + 1])
+        series, cuts = cut_along(data[place : place + 1], _NUM_CUTS)
         found = model.predict_proba(series) if is_class else model.predict(series)
         answers.append((cuts, found.reshape(len(cuts), -1)))
     if is_class:
@@ -122,38 +118,38 @@ def _draw_along(
         final = np.stack([found[-1] for _, found in answers]).max(axis=0)
         top = np.sort(np.argsort(-final, kind="stable")[:_MOST_LINES])
         groups = [[1] if len(classes) == 2 else top.tolist()]
-        titles = [f"probability of {_plain(classes[1])}" if len(classes) == 2 else "probability"]
-        labels = [_plain(name) for name in classes]
+        titles = [f"probability of {plain(classes[1])}" if len(classes) == 2 else "probability"]
+        labels = [plain(name) for name in classes]
     else:
         count = answers[0][1].shape[1]
         groups, labels = [[number] for number in range(count)], ["prediction"] * count
         titles = ["prediction"] if count == 1 else [f"target {number}" for number in range(count)]
-    figure, axes = _panels(len(groups) + len(names), len(data))
+    figure, axes = panels(len(groups) + len(names), len(data))
     for place, (cuts, found) in enumerate(answers):
         x = _moments(data, cuts, place)
         for axis, group in zip(axes[:, place], groups, strict=False):
             for number, column in enumerate(group):
-                style = {"color": _COLOURS[number], "linestyle": _STYLES[number]}
+                style = {"color": COLOURS[number], "linestyle": STYLES[number]}
                 axis.plot(
                     x, found[:, column], drawstyle="steps-post", label=labels[column], **style
                 )
-                axis.plot(x[-1:], found[-1:, column], "o", color=_COLOURS[number], markersize=4)
+                axis.plot(x[-1:], found[-1:, column], "o", color=COLOURS[number], markersize=4)
             if is_class:
                 axis.set_ylim(-0.03, 1.03)
         for name, axis in zip(names, axes[len(groups) :, place], strict=True):
             values = data[place].values[:, data.feature_names.index(name)]
             seen = ~np.isnan(values)
             when = _moments(data, data[place].times[seen], place)
-            axis.plot(when, values[seen], "o-", color=_SEEN, markersize=3, linewidth=0.6)
+            axis.plot(when, values[seen], "o-", color=SEEN, markersize=3, linewidth=0.6)
     _finish(figure, axes, [*titles, *names], data, time)
     return figure
 
 
 def _draw_events(model: Any, data: EventSequences, time: str) -> Any:
     """Draw the rates of types along time, with a row of events for each type below."""
-    names = [_plain(name) for name in data.type_names]
+    names = [plain(name) for name in data.type_names]
     is_sum = len(names) > _MOST_LINES
-    figure, axes = _panels(2, len(data), heights=(3.0, 0.5 + 0.22 * (1 if is_sum else len(names))))
+    figure, axes = panels(2, len(data), heights=(3.0, 0.5 + 0.22 * (1 if is_sum else len(names))))
     for place, one in enumerate(data):
         known = [t for t in (one.start, *one.times, one.end) if t is not None]
         begin, end = min(known, default=0.0), max(known, default=0.0)
@@ -171,15 +167,15 @@ def _draw_events(model: Any, data: EventSequences, time: str) -> Any:
         rates = rates.sum(axis=1, keepdims=True) if is_sum else rates
         rows = ["all types"] if is_sum else names
         for number, name in enumerate(rows):
-            style = {"color": _COLOURS[number], "linestyle": _STYLES[number], "linewidth": 1.2}
+            style = {"color": COLOURS[number], "linestyle": STYLES[number], "linewidth": 1.2}
             axes[0, place].plot(x, rates[:, number], label=name, **style)
             when = _moments(data, one.times[types == number], place)
             height = np.full(len(when), number)
-            axes[1, place].plot(when, height, "|", color=_COLOURS[number], markersize=8)
+            axes[1, place].plot(when, height, "|", color=COLOURS[number], markersize=8)
         axes[0, place].set_ylim(bottom=0)
         axes[1, place].set(ylim=(len(rows) - 0.4, -0.6), yticks=range(len(rows)), yticklabels=rows)
     unit = data.time_unit
-    per = "events per unit of time" if unit == UNNAMED_UNIT else f"events per {_plain(unit)}"
+    per = "events per unit of time" if unit == UNNAMED_UNIT else f"events per {plain(unit)}"
     _finish(figure, axes, [per, "events"], data, time)
     for axis in axes[1]:
         axis.set_ylabel("")
@@ -199,10 +195,10 @@ def _choose(data: IrregularSeries, known: list[str], wanted: Sequence[str] | Non
     return [known[number] for number in np.sort(top)]
 
 
-def _cut(one: IrregularSeries) -> tuple[IrregularSeries, Float[np.ndarray, "k"]]:
-    """Return the one series up to each of its times, or to some of them, and these times."""
+def cut_along(one: IrregularSeries, most: int) -> tuple[IrregularSeries, Float[np.ndarray, "k"]]:
+    """Return the one series up to each of its times, or to `most` of them, and these times."""
     cuts = np.unique(one.times)
-    cuts = cuts[np.unique(np.linspace(0, len(cuts) - 1, _NUM_CUTS).round().astype(np.int64))]
+    cuts = cuts[np.unique(np.linspace(0, len(cuts) - 1, most).round().astype(np.int64))]
     lengths: Int[np.ndarray, "k"] = np.searchsorted(one.times, cuts, side="right")
     rows = np.concatenate([np.arange(length) for length in lengths])
     copies = one.take(np.zeros(len(cuts), dtype=np.int64))
@@ -236,25 +232,13 @@ def _band(
     axis.plot(x, median, color=_BAND, linewidth=1.4, label="median")
 
 
-def _panels(rows: int, columns: int, heights: Sequence[float] | None = None) -> tuple[Any, Any]:
-    heights = [1.9] * rows if heights is None else heights
-    size = (6.8 if columns == 1 else 4.6 * columns, 0.9 + sum(heights))
-    figure = need("matplotlib.figure", extra="plot").Figure(figsize=size, layout="constrained")
-    grid = {"height_ratios": heights}
-    return figure, figure.subplots(
-        rows, columns, sharex="col", sharey="row", squeeze=False, gridspec_kw=grid
-    )
-
-
 def _finish(
     figure: Any, axes: Any, titles: Sequence[str], data: IrregularSeries | EventSequences, time: str
 ) -> None:
     """Label axes and series, and explain lines once."""
     kind, unit = data.time_axis.kind, data.time_axis.unit
-    label = _plain(time)
-    if kind == "duration":
-        label += f", {unit}"
-    elif kind == "datetime":
+    label = with_unit(plain(time), unit if kind == "duration" else None)
+    if kind == "datetime":
         label += ", UTC" if data.time_axis.timezone else ""
         dates = need("matplotlib.dates", extra="plot")
         for axis in axes[-1]:
@@ -264,23 +248,9 @@ def _finish(
                 major_locator=locator, major_formatter=dates.ConciseDateFormatter(locator)
             )
     for axis, name in zip(axes[:, 0], titles, strict=True):
-        axis.set_ylabel("\n".join(textwrap.wrap(_plain(name), _LINE)))
+        axis.set_ylabel("\n".join(textwrap.wrap(plain(name), _LINE)))
     for axis, id in zip(axes[0], data.ids.tolist(), strict=True):
-        axis.set_title(_plain(id), fontsize=10)
+        axis.set_title(plain(id), fontsize=10)
     for axis in axes[-1]:
         axis.set_xlabel(label)
-    for axis in axes.flat:
-        axis.spines[["top", "right"]].set_visible(False)
-    lines, names = axes[0, 0].get_legend_handles_labels()
-    if len(names) > 1:
-        figure.legend(
-            lines, names, loc="outside lower center", ncols=min(len(names), 4), frameon=False
-        )
-
-
-def _plain(name: Any) -> str:
-    """Return a name of the data as text that matplotlib draws as it is, and that has room."""
-    text = printable(str(name)).replace("\n", " ")
-    text = text if len(text) <= _LONGEST_NAME else text[: _LONGEST_NAME - 1] + "…"
-    # A dollar begins a formula, and a legend leaves out what begins with an underscore.
-    return (" " if text.startswith("_") else "") + text.replace("$", r"\$")
+    legend_below(figure, axes[0, 0])
