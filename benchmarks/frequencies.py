@@ -50,6 +50,9 @@ CASES: dict[str, dict[str, Any]] = {
     for rows in (60, 20, 200)
     for name, frequencies in FREQUENCIES.items()
 }
+CASES["forty-one x 60"] = {"frequencies": tuple(np.arange(30, 71) / 100)}
+#: Times as many training series as the other cases have.
+MORE_SERIES = {"forty-one x 60": 7}
 CASES |= {
     f"{name} drift": {"frequencies": frequencies, "drift": 0.1}
     for name, frequencies in FREQUENCIES.items()
@@ -71,7 +74,9 @@ LINES = np.arange(1, 201) * 0.005
 
 PROTOCOL = """\
 Protocol: {train} training and {test} test series. A class is a frequency (two: 0.35, 0.65; three:
-0.45, 0.50, 0.55; ten: from 0.30 to 0.75). A series is a sine of that frequency, of amplitude 1 and
+0.45, 0.50, 0.55; ten: from 0.30 to 0.75; forty-one, from 0.30 to 0.70 by 0.01, a turn over the span
+apart, with seven times as many training series). A series is a sine of that frequency, of
+amplitude 1 and
 random phase, with normal noise of deviation 0.5, at random times, uniform on [0, 100], another set
 for each series. With drift the frequency rises by 10 % from the first time to the last. Of 5
 variables the third carries the signal; the others are, in turn, random walks and noise; they are
@@ -174,7 +179,8 @@ def score_lomb_scargle(train: IrregularSeries, test: IrregularSeries) -> float:
 def work(job: Job, settings: dict[str, Any]) -> Row:
     """Train and score one classifier."""
     case, seed = CASES[job["case"]], job["seed"]
-    train = make_series(settings["train_size"], TRAIN_SEED + seed, **case)
+    size = settings["train_size"] * MORE_SERIES.get(job["case"], 1)
+    train = make_series(size, TRAIN_SEED + seed, **case)
     test = make_series(settings["test_size"], TEST_SEED + seed, **case)
     if job["model"] in ("osciformer", "gru_d"):
         return score_network(train, test, job, settings)

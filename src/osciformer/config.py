@@ -432,6 +432,9 @@ class SeriesModelConfig(TaskConfig):
         skip: Also give the head simple statistics of the series.
         statistics: Which ones, see `summarise_series`: any of `last, mean, min, max, rise, count,
             std, age, first`.
+        variables: Also encode each variable by itself, by its spectrum and by reads at shared
+            times, with attention among variables; if not given, estimators do so with the backbone
+            `osciformer` and no preset.
     """
 
     # Lower than elsewhere: with one target a series there is less to learn from.
@@ -443,6 +446,7 @@ class SeriesModelConfig(TaskConfig):
     skip: bool = setting(True)
     # What models have whose files name none; so this must stay, whatever estimators prefer.
     statistics: tuple[Statistic, ...] = setting(("last", "mean", "min", "max", "rise", "count"))
+    variables: bool | None = setting(False)  # what models have whose files do not name it
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -695,6 +699,7 @@ _LENGTH: Mapping[str, Any] = {"max_epochs": "auto", "batch_size": "auto", "patie
 _SERIES_DEFAULTS: Mapping[str, Any] = {
     **_LENGTH,
     "statistics": get_args(Statistic),
+    "variables": None,
     "scaling": "asinh",
     "learning_rate": 1e-3,
     "weight_averaging": 0.99,

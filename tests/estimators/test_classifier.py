@@ -14,7 +14,7 @@ from osciformer.saving import ModelFileError
 from osciformer.train import TrainingInterrupted
 from osciformer.train.run_folder import CheckpointError
 
-from .toy import TINY, frequencies, make, two_levels
+from .toy import TINY, close_frequencies, frequencies, make, two_levels
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +32,34 @@ def test_classes_that_differ_in_frequency_are_told_apart() -> None:
     settings |= {"dropout": 0.0, "observation_dropout": 0.0, "batch_size": 32}
     model = make(OsciFormerClassifier, **settings).fit(frequencies(160))
     assert model.score(frequencies(60, seed=1)) > 0.9
+
+
+def test_close_frequencies_in_noise_are_told_apart_by_the_network_alone() -> None:
+    settings = {**TINY, "dim": 16, "max_epochs": 15, "learning_rate": 5e-3, "patience": None}
+    model = make(OsciFormerClassifier, **settings).fit(close_frequencies(240))
+    assert model.score(close_frequencies(150, seed=1)) > 0.8
+
+
+@pytest.mark.parametrize(
+    ("options", "wanted"),
+    [
+        ({}, True),
+        ({"variables": False}, False),
+        ({"backbone": "gru_d"}, False),
+        ({"backbone": "gru_d", "variables": True}, True),
+        ({"backbone_options": {"preset": "paper"}}, False),
+    ],
+    ids=str,
+)
+def test_variables_are_encoded_with_our_own_backbone(
+    options: dict[str, Any], wanted: bool, tmp_path: Path
+) -> None:
+    settings = {**TINY, "num_heads": 8, "max_epochs": 1, **options}
+    model = make(OsciFormerClassifier, **settings).fit(two_levels(40))
+    assert model.model_.config.variables is wanted
+    again = load_estimator(model.save(tmp_path / "model"))
+    X = two_levels(10, seed=1)
+    assert (again.predict_proba(X) == model.predict_proba(X)).all()
 
 
 def test_attributes_describe_the_data(fitted: OsciFormerClassifier) -> None:

@@ -97,15 +97,19 @@ def old_run(folder: Path, **changes: dict[str, Any]) -> Path:
 def test_old_run_goes_on_to_the_weights_of_one_that_was_not_stopped(
     tmp_path: Path, wanted: Any
 ) -> None:
-    model = OsciFormerClassifier(
+    settings = {
         **TINY,
-        max_epochs=4,
-        accelerator="cpu",
-        random_state=0,
-        run_dir=old_run(tmp_path),
-        resume=True,
-        resonators=False,
-    ).fit(series(24))
+        "max_epochs": 4,
+        "accelerator": "cpu",
+        "random_state": 0,
+        "run_dir": old_run(tmp_path),
+        "resume": True,
+        "resonators": False,
+    }
+    with pytest.raises(CheckpointError, match="variables was False, is True"):
+        OsciFormerClassifier(**settings).fit(series(24))
+    settings["model_options"] = {"variables": False}
+    model = OsciFormerClassifier(**settings).fit(series(24))
     assert model.n_iter_ == 4
     found = model.predict_proba(series(4, seed=1))
     np.testing.assert_allclose(found, wanted["resumed"], rtol=1e-6, atol=1e-6)

@@ -21,7 +21,7 @@ from osciformer.estimators import resonator
 from osciformer.resonators import shape
 from osciformer.saving import ModelFileError
 
-from .toy import frequencies, two_levels
+from .toy import close_frequencies, frequencies, two_levels
 
 LAYOUT = dict(id="id", time="time", label="label", static=("age", "height"))
 ALL_FILTERS = shape.NUM_FILTERS
@@ -71,19 +71,6 @@ def test_levels_are_told_apart(levels: ResonatorClassifier) -> None:
 def test_frequencies_are_told_apart() -> None:
     model = ResonatorClassifier(random_state=0).fit(frequencies(80))
     assert model.score(frequencies(200, seed=1)) > 0.9
-
-
-def close_frequencies(count: int, seed: int = 0) -> IrregularSeries:
-    """Return noisy sines of any phase: the label is which of three close frequencies they have."""
-    generator = np.random.default_rng(seed)
-    labels = np.arange(count) % 3
-    times = [np.sort(generator.uniform(0, 100, 60)) for _ in labels]
-    phases = generator.uniform(0, 2 * np.pi, count)
-    values = [
-        np.sin(2 * np.pi * (0.45 + 0.05 * k) * t + phase) + generator.normal(0, 0.5, 60)
-        for k, t, phase in zip(labels, times, phases, strict=True)
-    ]
-    return IrregularSeries.from_arrays(times, values, labels=labels)
 
 
 def test_close_frequencies_in_noise_are_told_apart_by_their_spectrum(

@@ -67,6 +67,19 @@ def frequencies(count: int, seed: int = 0) -> IrregularSeries:
     return IrregularSeries.from_arrays(times, values, labels=labels)
 
 
+def close_frequencies(count: int, seed: int = 0) -> IrregularSeries:
+    """Return noisy sines of any phase: the label is which of three close frequencies they have."""
+    generator = np.random.default_rng(seed)
+    labels = np.arange(count) % 3
+    times = [np.sort(generator.uniform(0, 100, 60)) for _ in labels]
+    phases = generator.uniform(0, 2 * np.pi, count)
+    values = [
+        np.sin(2 * np.pi * (0.45 + 0.05 * k) * t + phase) + generator.normal(0, 0.5, 60)
+        for k, t, phase in zip(labels, times, phases, strict=True)
+    ]
+    return IrregularSeries.from_arrays(times, values, labels=labels)
+
+
 def decays(count: int, seed: int = 0) -> IrregularSeries:
     """Return exponentials of one rate and different heights, and a column of noise."""
     generator = np.random.default_rng(seed)

@@ -4,37 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 from scipy.signal import lombscargle
 
 from osciformer.data import IrregularSeries
 from osciformer.data.batches import collate
-from osciformer.ops import oscillator_response
 from osciformer.resonators import spectrum
-from osciformer.resonators.spectrum import Spectrum, line_sums
+from osciformer.resonators.spectrum import Spectrum
 
 from .cases import fitted, ragged
-
-
-@pytest.mark.parametrize("lines", [1, 5, 64, 150])
-@pytest.mark.parametrize("chunk", [1, 1 << 22])
-def test_lines_are_plain_sums_and_ends_of_undamped_oscillators(
-    lines: int, chunk: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(spectrum, "_CHUNK", chunk)
-    generator = np.random.default_rng(0)
-    times, step = np.sort(generator.uniform(50, 60, (3, 9))), 0.07
-    kicks = generator.normal(size=(3, 9, 2))
-    found = line_sums(torch.from_numpy(times), torch.from_numpy(kicks), step, lines).numpy()
-    numbers = np.arange(1, lines + 1)
-    turns = np.exp(2j * np.pi * numbers * step * times[:, :, None])
-    np.testing.assert_allclose(found, np.einsum("nif,nil->nfl", kicks, turns), atol=1e-5)
-    omega = torch.from_numpy(2 * np.pi * step * numbers)
-    x, v = oscillator_response(
-        torch.from_numpy(kicks), torch.from_numpy(times), omega, torch.zeros(()), drive="impulse"
-    )
-    swing = torch.hypot(x, v / omega)[:, -1].numpy()
-    np.testing.assert_allclose(np.abs(found), swing, atol=1e-5)
 
 
 def test_shares_are_those_of_lomb_and_scargle() -> None:

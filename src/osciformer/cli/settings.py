@@ -24,7 +24,9 @@ SETTINGS: Mapping[str, Setting] = {
     for item in config.settings()
 }
 # Their defaults were others once; what a run had that was not given them, its checkpoint tells.
-_TOLD_BY_THE_CHECKPOINT = frozenset({"learning_rate", "statistics", "weight_averaging"})
+_TOLD_BY_THE_CHECKPOINT = frozenset(
+    {"learning_rate", "statistics", "variables", "weight_averaging"}
+)
 _REMOVED = {"foresight": False, "keep_latest": True}  # flags, and whether they were switches
 
 

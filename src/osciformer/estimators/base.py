@@ -390,6 +390,9 @@ class TrainedEstimator(SavedEstimator):
         of_training = {*_of(TrainConfig, settings), "random_state"}
         decisive = [n for n in settings if n not in of_training and not known[n].is_free]
         others = {name: plain(settings[name]) for name in decisive}
+        # A switch that is left to the model is as the model has it.
+        open_switches = [n for n in decisive if settings[n] is None and known[n].kind == "switch"]
+        others |= {name: getattr(model.config, name) for name in open_switches}
         self.monitor_ = task.resolve_monitor(config.monitor)
         paths: dict[str, Any] = {"run_dir": folder, "resume": folder if can_resume else None}
         try:

@@ -90,9 +90,10 @@ class SupervisedEstimator(SeriesEstimator):
         config = super()._model_config(output_dim=self._output_dim, **of_data)
         given = config.backbone_options
         # They become part of the model's configuration, so that a saved model keeps its own.
-        if config.backbone == "osciformer" and "preset" not in given:
+        is_ours = config.backbone == "osciformer" and "preset" not in given
+        if is_ours:
             config = replace(config, backbone_options={**SERIES_BACKBONE_DEFAULTS, **given})
-        return config
+        return config if config.variables is not None else replace(config, variables=is_ours)
 
     def _numbers(self, data: SeriesData, y: Any) -> np.ndarray:
         found: np.ndarray = self._encode(read_labels(data, y))

@@ -15,6 +15,9 @@ from osciformer.math.integrals import phi1 as phi1
 from osciformer.math.oscillator import Moments as Moments
 from osciformer.math.oscillator import moments as moments
 from osciformer.math.oscillator import propagator as propagator
+from osciformer.math.periodogram import centred as centred
+from osciformer.math.periodogram import line_sums as line_sums
+from osciformer.math.periodogram import variance_shares as variance_shares
 from osciformer.math.quadrature import gauss_legendre as gauss_legendre
 from osciformer.math.quadrature import graded_panels as graded_panels
 from osciformer.math.spectrum import damped_frequency as damped_frequency

@@ -18,6 +18,7 @@ from osciformer.models.forward_fill import (
     baseline_prediction,
     forward_fill,
 )
+from osciformer.models.variables import VariableEncoder
 from osciformer.nn.encoder import last_state, mean_state, with_indicators
 from osciformer.nn.timeline import check_reads, check_tokens
 from osciformer.ops.padding import clean_times
@@ -135,9 +136,10 @@ class SeriesModel(TaskModel):
     """Class logits or real outputs of whole series.
 
     A backbone encodes values, last known values and their ages, its states are pooled, and a small
-    network maps them, the static features and, if asked for, statistics of the series to the
-    outputs. Values and static features should be scaled to zero mean. Call `fit_time_scale` once
-    with the training times, before the optimizer is built.
+    network maps them, the static features and, if asked for, statistics of the series and what a
+    `VariableEncoder` says of its variables to the outputs. Values and static features should be
+    scaled to zero mean. Call `fit_time_scale` once with the training times, before the optimizer is
+    built.
 
     Example:
         >>> from types import SimpleNamespace
@@ -153,7 +155,18 @@ class SeriesModel(TaskModel):
         super().__init__(config)
         self.config = config
         width = config.dim * len(config.pool) + 2 * config.static_dim
-        width += len(config.statistics) * config.input_dim if config.skip else 0
+        num_statistics = len(config.statistics) if config.skip else 0
+        width += num_statistics * config.input_dim
+        self.variables: VariableEncoder | None = None
+        if config.variables:
+            self.variables = VariableEncoder(
+                config.input_dim,
+                static_dim=config.static_dim,
+                num_statistics=num_statistics,
+                dim=config.dim,
+                dropout=config.dropout,
+            )
+            width += self.variables.output_dim
         self.head = nn.Sequential(
             nn.Dropout(config.dropout),
             nn.Linear(width, config.dim),
@@ -162,6 +175,14 @@ class SeriesModel(TaskModel):
             nn.Linear(config.dim, config.output_dim),
         )
 
+    def fit_time_scale(
+        self, times: Times, mask: Mask | None = None, generator: torch.Generator | None = None
+    ) -> Self:
+        """Set the units of time and ages, and frequencies; see `TaskModel.fit_time_scale`."""
+        if self.variables is not None:
+            self.variables.fit_time_scale(times, mask)
+        return super().fit_time_scale(times, mask, generator)
+
     def forward(self, batch: SeriesBatch) -> Float[Tensor, "B O"]:
         """Return the outputs; a series without observations has only its static features."""
         values, times, mask, static, columns = self.inputs.series(batch)
@@ -169,10 +190,15 @@ class SeriesModel(TaskModel):
         features = [pool_states(states, mask, self.config.pool)]
         if static is not None:
             features.append(with_indicators(static).to(states.dtype))
+        statistics = None
         if self.config.skip:
             kinds, age_scale = self.config.statistics, self.inputs.age_scale
             statistics = summarise_series(values, times, mask, kinds, age_scale)
             features.append(statistics.to(states.dtype))
+            statistics = statistics.unflatten(1, (len(kinds), -1)).transpose(1, 2)
+        if self.variables is not None:
+            found = self.variables(values, times, mask, static, statistics)
+            features.append(found.to(states.dtype))
         return cast("Tensor", self.head(torch.cat(features, dim=-1)))
 
 

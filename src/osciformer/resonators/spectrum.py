@@ -11,9 +11,10 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 import torch
 
-from osciformer._types import Bool, Float, Tensor
+from osciformer._types import Float, Tensor
 from osciformer.data.batches import collate
 from osciformer.data.series import IrregularSeries
+from osciformer.math import centred, line_sums, variance_shares
 from osciformer.ops import oscillator_response
 from osciformer.resonators.families import Family, FeatureName, similar_lengths
 
@@ -32,7 +33,7 @@ _POWER = 1.5
 # Fewer observations than this have no spectrum.
 _FEWEST = 5
 _BLOCK = 16  # rows, at least, of a part of a long series
-_CHUNK, _MOST_ROWS = 1 << 22, 1 << 16  # numbers, and rows of series, at a time
+_MOST_ROWS = 1 << 16  # of series, at a time
 
 
 class Spectrum(Family):
@@ -125,20 +126,7 @@ class Spectrum(Family):
 
     def _shares(self, values: Tensor, times: Tensor, known: Tensor) -> Float[np.ndarray, "n p"]:
         step, lines = float(self.arrays["spacing"]), torch.from_numpy(self.arrays["lines"])
-        kicks, count, total = _centred(values, known)
-        most = int(lines.max())
-        sums = line_sums(times, kicks, step, most)
-        # Most series have all variables in all rows: one set of weights serves them.
-        shared = known[..., :1] if bool((known == known[..., :1]).all()) else known
-        one = line_sums(times, shared.double(), step, most)
-        two = line_sums(times, shared.double(), 2.0 * step, most)
-        # Products of cosine and sine without their means: the best sine beside a mean.
-        cosine = 0.5 * (count + two.real) - one.real**2 / count
-        sine = 0.5 * (count - two.real) - one.imag**2 / count
-        both = 0.5 * two.imag - one.real * one.imag / count
-        fitted = sine * sums.real**2 + cosine * sums.imag**2 - 2.0 * both * sums.real * sums.imag
-        share = fitted / torch.maximum(cosine * sine - both**2, 1e-3 * count**2)
-        share = (share / total.clamp(min=1e-12)).clamp(0.0, 1.0)
+        share, count, total = variance_shares(times, values, known, step, int(lines.max()))
         # A sine and a mean fit three numbers whatever they are.
         share = (1.0 - (1.0 - share) * (count - 1.0) / (count - 3.0).clamp(min=1.0)).clamp(0.0, 1.0)
         return _kept(share, lines, count, total)
@@ -149,7 +137,7 @@ class Spectrum(Family):
         """Return the mean over parts of a series: a drifting or short line is not lost."""
         rows, step = int(self.arrays["block"]), float(self.arrays["coarse"])
         lines = torch.from_numpy(self.arrays["coarse_lines"])
-        kicks, count, total = _centred(values, known)
+        kicks, count, total = centred(values, known)
         n, width, blocks = len(kicks), kicks.shape[2], -(-kicks.shape[1] // rows)
         extra = blocks * rows - kicks.shape[1]
         kicks = torch.nn.functional.pad(kicks, (0, 0, 0, extra)).reshape(-1, rows, width)
@@ -159,44 +147,6 @@ class Spectrum(Family):
         filled = (count / rows).ceil().clamp(min=1.0)  # parts with observations, about
         share = 2.0 * filled * power / (count * total.clamp(min=1e-12)) - 2.0 * filled / count
         return _kept(share.clamp(0.0, 1.0), lines, count, total)
-
-
-def line_sums(
-    times: Float[Tensor, "n N"], kicks: Float[Tensor, "n N V"], step: float, lines: int
-) -> Float[Tensor, "n V L"]:
-    r"""Return $\sum_i u_i e^{2\pi i k f t_i}$ for k = 1, ..., lines and the step f, complex64.
-
-    That is what undamped oscillators end with. Line k = 1 + aB + b needs the product of two
-    exponentials only, so that all lines are one matrix product.
-    """
-    count, rows, width = kicks.shape
-    inner = min(64, lines)
-    outer = -(-lines // inner)
-    high = torch.arange(outer, dtype=torch.float64) * inner + 1.0
-    low = torch.arange(inner, dtype=torch.float64)
-    found = torch.empty(count, width, lines, dtype=torch.complex64)
-    size = max(1, _CHUNK // max(1, rows * (outer * width + inner)))
-    for start in range(0, count, size):
-        part = slice(start, start + size)
-        turns = times[part] * step
-        ahead = _spin(turns[:, None, :] * high[:, None])
-        kicked = kicks[part].float().transpose(1, 2)[:, :, None, :] * ahead[:, None]
-        sums = kicked.flatten(1, 2) @ _spin(turns[:, :, None] * low)
-        found[part] = sums.unflatten(1, (width, outer)).flatten(2)[..., :lines]
-    return found
-
-
-def _spin(turns: Tensor) -> Tensor:
-    angle = ((turns - turns.round()) * (2.0 * np.pi)).float()  # exact for times of any size
-    return torch.polar(torch.ones_like(angle), angle)
-
-
-def _centred(values: Tensor, known: Bool[Tensor, "n N F"]) -> tuple[Tensor, Tensor, Tensor]:
-    """Return values less their mean, 0 if unknown; counts and sums of squares [n, F, 1]."""
-    count = known.sum(1).clamp(min=1).double()
-    filled = torch.where(known, values, 0.0)
-    kicks = torch.where(known, filled - (filled.sum(1) / count)[:, None], 0.0)
-    return kicks, count[..., None], kicks.square().sum(1)[..., None]
 
 
 def _kept(share: Tensor, lines: Tensor, count: Tensor, total: Tensor) -> Float[np.ndarray, "n p"]:
