@@ -57,9 +57,10 @@ def test_the_order_of_the_batch_changes_nothing(backbone):
     torch.testing.assert_close(model(take(batch, order)), model(batch)[order], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("variables", [False, True], ids=["rows", "variables"])
 @pytest.mark.parametrize("backbone", BACKBONES)
-def test_gradients_reach_all_parameters_and_are_finite(backbone):
-    model = make(backbone, skip=True).train()
+def test_gradients_reach_all_parameters_and_are_finite(backbone, variables):
+    model = make(backbone, skip=True, variables=variables).train()
     out = model(make_batch())
     (out * torch.randn_like(out)).sum().backward()
     for name, parameter in model.named_parameters():
