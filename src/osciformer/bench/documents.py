@@ -113,13 +113,13 @@ def spread(numbers: Sequence[float], form: str = "{:.3f}") -> str:
     return text if len(numbers) == 1 else f"{text} ± {form.format(statistics.stdev(numbers))}"
 
 
-def mean_of_seeds(numbers: Sequence[float], seeds: int) -> str:
+def mean_of_seeds(numbers: Sequence[float], seeds: int, form: str = "{:.3f}") -> str:
     """Return `spread`, with the number of seeds where it is not that of the others.
 
     >>> mean_of_seeds([0.5, 0.5], 2), mean_of_seeds([0.5], 2)
     ('0.500 ± 0.000', '0.500 (1)')
     """
-    return spread(numbers) + (f" ({len(numbers)})" if 0 < len(numbers) != seeds else "")
+    return spread(numbers, form) + (f" ({len(numbers)})" if 0 < len(numbers) != seeds else "")
 
 
 def make_parser(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
