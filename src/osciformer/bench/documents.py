@@ -198,7 +198,8 @@ def run_documented(
 
 
 def _in_words(job: Job, row: Row) -> str:
-    shown = {key: value for key, value in {**job, **row}.items() if isinstance(value, str | int)}
+    both = {**job, **row}
+    shown: Row = {key: value for key, value in both.items() if isinstance(value, str | int)}
     shown |= {key: round(v, 4) for key, v in row.items() if isinstance(v, float)}
     shown.pop("traceback", None)
     return ", ".join(f"{key} {value}" for key, value in shown.items())

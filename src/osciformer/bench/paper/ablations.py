@@ -77,8 +77,8 @@ MEASURES = {
     "bookorder": "log-likelihood an event",
     "heart_rate": "RMSE, beats a minute",
 }
-#: Of every fifth class of `resonance`.
-SYNTHETIC_CLASSES = 9
+_SHARES = ("under", "near", "over")
+#: Of the heart rates: windows of each recording, their length, and rows that are kept of each.
 RECORDINGS, WINDOWS, WINDOW_SECONDS, ROWS_SEEN = 53, 6, 16, 64
 
 
@@ -95,8 +95,8 @@ def load_synthetic(size: int) -> Parts:
     for seed, count in enumerate((size, 2 * size)):
         times, values, labels = resonance.make_series(8 * count, seed)
         kept = (labels % 5 == 0).nonzero().flatten()[:count]
-        arrays = (x[kept].numpy() for x in (times, values))
-        parts.append(IrregularSeries.from_arrays(*arrays, labels=labels[kept].numpy()))
+        at, seen, of = (x[kept].numpy() for x in (times, values, labels))
+        parts.append(IrregularSeries.from_arrays(list(at), list(seen), labels=of))
     return Parts(*parts)
 
 
@@ -273,23 +273,21 @@ def tables(document: Document) -> list[str]:
                 body.append([factor, level, *entries, *costs])
     constant = []
     for task in TASKS:
-        found = [r["trivial"] for r in _cells(document, task, "base") if r["trivial"] is not None]
-        constant.append(spread(found[:1], forms.get(task, "{:.3f}")))
+        known = [r["trivial"] for r in _cells(document, task, "base") if r["trivial"] is not None]
+        constant.append(spread(known[:1], forms.get(task, "{:.3f}")))
     body.append(["trivial", "", *constant, *["-"] * len(TASKS)])
     columns = ["factor", "level", *(f"{task}: {MEASURES[task]}" for task in TASKS)]
     columns += [f"{task}: s an epoch" for task in TASKS]
     lines += [*markdown_table(columns, body), "", "Damping ratios of all channels, base:", ""]
     body = []
     for task in TASKS:
-        found = _cells(document, task, "base")
         for when, level in (("before", "base"), ("after", "base"), ("after", "spectra decay")):
-            rows = [r[f"regimes_{when}"] for r in _cells(document, task, level)]
-            if found and rows:
-                keys = ("under", "near", "over")
-                shares = (f"{statistics.fmean(r[key] for r in rows):.1f}" for key in keys)
-                median = spread([r["median_zeta"] for r in rows])
-                told = when if level == "base" else "after, with decay"
-                body.append([task, told, *shares, median])
+            told = when if level == "base" else "after, with decay"
+            shares = [r[f"regimes_{when}"] for r in _cells(document, task, level)]
+            if shares:
+                means = (statistics.fmean(r[key] for r in shares) for key in _SHARES)
+                median = spread([r["median_zeta"] for r in shares])
+                body.append([task, told, *(f"{mean:.1f}" for mean in means), median])
     columns = ["task", "training", "under, %", "near, %", "over, %", "median zeta"]
     return [*lines, *markdown_table(columns, body), "", *document.origin()]
 

@@ -42,7 +42,20 @@ ROWS = {
     "modes_16": "attention, learned query, J = 16",
     "hold": "attention, query `hold`",
 }
-Forecast = Callable[[Tensor], Tensor]  # windows [B, 16] to the next values [B]
+Forecast = Callable[[Tensor], Tensor]  # of windows [B, 16]: the next values [B], or features
+
+
+#: What forecasts by least squares are linear in.
+FEATURES: dict[str, Forecast] = {
+    "constant": lambda windows: torch.ones_like(windows[:, :1]),
+    "linear": lambda windows: torch.cat((windows, torch.ones_like(windows[:, :1])), dim=1),
+    "parabola": lambda windows: windows[:, -1:] ** torch.arange(3),
+}
+
+
+def first_of(windows: Float[Tensor, "B 16"]) -> Float[Tensor, " B"]:
+    """Return the oldest value."""
+    return windows[:, 0]
 
 
 def logistic(rate: float, count: int) -> Float[Tensor, " T"]:
@@ -76,14 +89,10 @@ def work(job: Job, settings: dict[str, Any]) -> Row:
     later = later[:: max(1, len(later) // num_runs)][:num_runs]
     x, y, std = seen[:, :-1], seen[:, -1], float(orbit.std())
     found: Row = {}
-    if job["row"] == "constant":
-        forecast: Forecast = lambda w: y.mean().expand(len(w))  # noqa: E731
-    elif job["row"] == "period":
-        forecast = lambda w: w[:, 0]  # noqa: E731
-    elif job["row"] == "linear":
-        forecast = least_squares(lambda w: torch.cat((w, torch.ones_like(w[:, :1])), 1), x, y)
-    elif job["row"] == "parabola":
-        forecast = least_squares(lambda w: w[:, -1:] ** torch.arange(3), x, y)
+    if job["row"] == "period":
+        forecast: Forecast = first_of
+    elif job["row"] in FEATURES:
+        forecast = least_squares(FEATURES[job["row"]], x, y)
     else:
         found, forecast = train_attention(job["row"], x, y, seed, 1 if settings["quick"] else 30)
     with torch.no_grad():
@@ -105,7 +114,7 @@ def work(job: Job, settings: dict[str, Any]) -> Row:
     return rounded(found)
 
 
-def least_squares(features: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> Forecast:
+def least_squares(features: Forecast, x: Tensor, y: Tensor) -> Forecast:
     """Return the forecast that is linear in some features of the window."""
     weights = torch.linalg.lstsq(features(x), y[:, None]).solution[:, 0]
     return lambda windows: features(windows) @ weights
@@ -114,17 +123,11 @@ def least_squares(features: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) ->
 def train_attention(row: str, x: Tensor, y: Tensor, seed: int, epochs: int) -> tuple[Row, Forecast]:
     """Return how a small model was trained on one step ahead, and its forecasts."""
     torch.manual_seed(seed)
-    query = {"query": "hold"} if row == "hold" else {"query": "learned"}
-    modes = {} if row == "hold" else {"num_modes": int(row.removeprefix("modes_"))}
+    query: dict[str, Any] = {"query": "hold"}
+    if row != "hold":
+        query = {"query": "learned", "num_modes": int(row.removeprefix("modes_"))}
     frequencies = (math.pi / WINDOW, math.pi)  # what a window of unit steps can resolve
-    layer = OscillatorAttention(
-        16,
-        1,
-        value="point",
-        omega_range=frequencies,
-        **query,
-        **modes,  # type: ignore[arg-type]
-    )
+    layer = OscillatorAttention(16, 1, value="point", omega_range=frequencies, **query)
     model = Reader(layer, 1, 1, sees_last=True)
     center, scale = y.mean(), y.std()
     steps = torch.arange(WINDOW, dtype=torch.float32)
@@ -180,9 +183,9 @@ def tables(document: Document) -> list[str]:
         if not body:
             continue
         exponent = lyapunov_exponent(rate)
-        told = f"Lyapunov exponent {exponent:.4f}, time {1 / exponent:.1f} steps"
+        title = f"r = {rate}: Lyapunov exponent {exponent:.4f}, time {1 / exponent:.1f} steps"
         columns = ["row", *(f"{h} steps" for h in HORIZONS), "lost after", "stays in [0, 1]"]
-        lines += ["", f"## r = {rate}: {told}", "", *markdown_table(columns, body)]
+        lines += ["", f"## {title}", "", *markdown_table(columns, body)]
     return [*lines, "", *document.origin()]
 
 

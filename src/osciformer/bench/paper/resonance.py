@@ -89,6 +89,11 @@ VARIANTS = {
     "paper_l2": Variant("the same, Adam with L2 decay", "paper", **_PAPER, spectra_decay="l2"),
     "paper": Variant("the paper's setting, 2 epochs", "paper", query="learned", epochs=2, **_PAPER),
 }
+# Numbers of a row beside theory.
+_THEORY = (
+    *("correlation_H", "correlation_finite", "correlation_peak"),
+    *("median_distance", "largest_gap"),
+)
 #: A row that trains nothing: the class whose sinusoid fits best.
 MATCHED = "matched_filter"
 
@@ -98,7 +103,7 @@ def make_series(number: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randint(len(CLASSES), (number,), generator=generator)
     # Of a Poisson process, given their number, times are sorted uniform numbers.
-    draw = {"generator": generator, "dtype": torch.float64}
+    draw: dict[str, Any] = {"generator": generator, "dtype": torch.float64}
     times = END * torch.rand(number, LENGTH, **draw).sort(dim=1).values
     amplitude = 0.8 + 0.4 * torch.rand(number, 1, **draw)
     phase = 2 * math.pi * torch.rand(number, 1, **draw)
@@ -294,9 +299,7 @@ def tables(document: Document) -> list[str]:
         body.append([title, percent, *cost, seconds])
         with_theory = [row["after"] for row in found if "correlation_H" in row.get("after", {})]
         if with_theory:
-            keys = ("correlation_H", "correlation_finite", "correlation_peak", "median_distance")
-            keys = (*keys, "largest_gap")
-            entries = [spread([row[key] for row in with_theory]) for key in keys]
+            entries = [spread([row[key] for row in with_theory]) for key in _THEORY]
             theories.append([title, *entries])
         if "regimes_after" in first:
             shares = [
@@ -366,14 +369,17 @@ def draw(document: Document) -> Any:
     if first is None:
         return figure
     axis, hertz = axes[1, 0], ASKED / (2 * math.pi)
+    styles = {
+        "measured": ("response of the layer", 1.6, "-"),
+        "H": ("|H|", 0.9, ":"),
+        "finite": ("|H| of 5 units of time", 0.9, "--"),
+    }
     for number, (one, colour) in enumerate(
         zip(first["after"].get("shown", []), COLOURS, strict=False)
     ):
-        label = ("response of the layer", "|H|", "|H| of 5 units of time")
-        label = label if number == 0 else (None, None, None)
-        axis.plot(hertz, one["measured"], color=colour, lw=1.6, label=label[0])
-        axis.plot(hertz, one["H"], color=colour, lw=0.9, ls=":", label=label[1])
-        axis.plot(hertz, one["finite"], color=colour, lw=0.9, ls="--", label=label[2])
+        for key, (label, width, style) in styles.items():
+            label = "_" if number else label  # explained once
+            axis.plot(hertz, one[key], color=colour, lw=width, ls=style, label=label)
     axis.set(xlabel="frequency asked, turns a unit of time", ylabel="response / its largest")
     axis.set_ylim(0, 1.35)
     axis.set_title("Four channels of the trained layer", fontsize=10)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -91,7 +91,8 @@ class Reader(nn.Module):
     ) -> None:
         super().__init__()
         self.attention: Any = attention
-        self.sees_last, dim = sees_last, self.attention.dim
+        dim: int = cast("Any", attention).dim
+        self.sees_last = sees_last
         self.embedding = nn.Linear(input_dim, dim)
         first = nn.Linear(dim * (2 if sees_last else 1), hidden_dim)
         self.mlp = nn.Sequential(first, nn.ReLU(), nn.Linear(hidden_dim, output_dim))
