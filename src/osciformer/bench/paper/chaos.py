@@ -214,15 +214,14 @@ def draw(document: Document) -> Any:
         axis.set(xscale="log", yscale="log", ylim=(1e-8, 30), xlabel="steps of the free run")
         axis.set_title(f"r = {rate}", fontsize=10)
         axis = axes[1, column]
-        first = {n: [r for r in _of(document, n, rate) if "run" in r] for n in ROWS}
-        if first["modes_8"]:
-            axis.plot(first["modes_8"][0]["truth"], color=REFERENCE, lw=1.4, label="truth")
-        for name in ("modes_8", "modes_16"):
-            if first[name]:
-                label, colour = name.replace("_", " "), colours[name]
-                axis.plot(first[name][0]["run"], "--", color=colour, lw=1.1, label=label)
+        firsts = [r for n in colours for r in _of(document, n, rate) if "run" in r]
+        for row in firsts:
+            label, colour = row["row"].replace("_", " "), colours[row["row"]]
+            axis.plot(row["run"], "--", color=colour, lw=1.1, label=label)
+        if firsts:
+            axis.plot(firsts[0]["truth"], color=REFERENCE, lw=1.0, label="truth")
+            axis.legend(fontsize=8, frameon=False, ncols=4, loc="upper center")
         axis.set(xlabel="steps of the free run", ylim=(-0.05, 1.25))
-        axis.legend(fontsize=8, frameon=False, ncols=3, loc="upper center")
     axes[0, 0].set_ylabel("error / standard deviation of the series")
     axes[1, 0].set_ylabel("x")
     lines, names = axes[0, 0].get_legend_handles_labels()

@@ -353,7 +353,7 @@ def draw(document: Document) -> Any:
     axis = axes[0, 1]
     curves = [
         name
-        for name in ("spectrum", "typical", "damped", "resonator", "one_channel", "paper_hold")
+        for name in ("spectrum", "data", "damped", "resonator", "one_channel", "paper_hold")
         if name in shown
     ]
     for name, colour in zip(curves, COLOURS, strict=False):
@@ -381,7 +381,7 @@ def draw(document: Document) -> Any:
             label = "_" if number else label  # explained once
             axis.plot(hertz, one[key], color=colour, lw=width, ls=style, label=label)
     axis.set(xlabel="frequency asked, turns a unit of time", ylabel="response / its largest")
-    axis.set_ylim(0, 1.35)
+    axis.set(ylim=(0, 1.2), yticks=np.arange(0, 1.1, 0.2))
     axis.set_title("Four channels of the trained layer", fontsize=10)
     axis.legend(fontsize=8, frameon=False, ncols=3, loc="upper center")
 
