@@ -148,8 +148,8 @@ def test_a_free_run_of_the_map_itself_is_the_orbit():
 
 
 def test_a_toy_run_of_resonance_has_the_matched_filter_beside_it(run_toy):
-    rows, table, pictures = run_toy("resonance", "matched_filter,spectrum,paper_l2")
-    assert [row["row"] for row in rows] == ["matched_filter", "spectrum", "paper_l2"]
+    rows, table, pictures = run_toy("resonance", "matched_filter,spectrum,damped_l2")
+    assert [row["row"] for row in rows] == ["matched_filter", "spectrum", "damped_l2"]
     assert rows[0]["accuracy"] == 1.0
     assert rows[1]["after"]["correlation_peak"] > 0.9
     assert "| matched filter (no training) | 100.00 |" in table

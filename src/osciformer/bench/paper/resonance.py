@@ -82,11 +82,13 @@ VARIANTS = {
     "resonator": Variant("spectrum, `ResonatorLayer`", layer="resonator"),
     "spectrum_long": Variant("the same as the first, twice as long", epochs=12),
     "one_channel": Variant("spectrum, one variable (harder)", channels=1),
-    "paper_hold": Variant("the paper's range and sizes, query `hold`", "paper", **_PAPER),
-    "paper_adamw": Variant(
-        "the same, AdamW decays spectra", "paper", **_PAPER, spectra_decay="decoupled"
+    "damped_adamw": Variant(
+        "the paper's damping, AdamW decays spectra", zeta_range=PAPER, spectra_decay="decoupled"
     ),
-    "paper_l2": Variant("the same, Adam with L2 decay", "paper", **_PAPER, spectra_decay="l2"),
+    "damped_l2": Variant(
+        "the paper's damping, Adam with L2 decay of all", zeta_range=PAPER, spectra_decay="l2"
+    ),
+    "paper_hold": Variant("the paper's range and sizes, query `hold`", "paper", **_PAPER),
     "paper": Variant("the paper's setting, 2 epochs", "paper", query="learned", epochs=2, **_PAPER),
 }
 # Numbers of a row beside theory.
