@@ -30,6 +30,8 @@ RATES = (3.57, 3.9)
 FIRST, WINDOW, HORIZON, BURN_IN = 0.6, 16, 256, 1000
 #: Windows to train on, and free runs that are scored; at full and at toy size.
 SIZES = ((2000, 200), (200, 20))
+#: Steps of a free run that are drawn.
+SHOWN = 40
 HORIZONS = (1, 4, 16, 64, 256)
 #: A free run is lost when its error exceeds this part of the standard deviation of the series.
 LOST = 0.4
@@ -110,7 +112,8 @@ def work(job: Job, settings: dict[str, Any]) -> Row:
         "curve": error.square().mean(dim=0).sqrt().tolist(),
     }
     if seed == 0:
-        found |= {"truth": later[0, WINDOW : WINDOW + 80].tolist(), "run": runs[0, :80].tolist()}
+        found |= {"truth": later[0, WINDOW : WINDOW + SHOWN].tolist()}
+        found |= {"path": runs[0, :SHOWN].tolist()}
     return rounded(found)
 
 
@@ -214,12 +217,12 @@ def draw(document: Document) -> Any:
         axis.set(xscale="log", yscale="log", ylim=(1e-8, 30), xlabel="steps of the free run")
         axis.set_title(f"r = {rate}", fontsize=10)
         axis = axes[1, column]
-        firsts = [r for n in colours for r in _of(document, n, rate) if "run" in r]
-        for row in firsts:
-            label, colour = row["row"].replace("_", " "), colours[row["row"]]
-            axis.plot(row["run"], "--", color=colour, lw=1.1, label=label)
+        firsts = [r for n in colours for r in _of(document, n, rate) if "path" in r]
         if firsts:
-            axis.plot(firsts[0]["truth"], color=REFERENCE, lw=1.0, label="truth")
+            axis.plot(firsts[0]["truth"], color="0.75", lw=4, label="truth")
+            for row in firsts:
+                label, colour = row["row"].replace("_", " "), colours[row["row"]]
+                axis.plot(row["path"], color=colour, lw=1.1, label=label)
             axis.legend(fontsize=8, frameon=False, ncols=4, loc="upper center")
         axis.set(xlabel="steps of the free run", ylim=(-0.05, 1.25))
     axes[0, 0].set_ylabel("error / standard deviation of the series")
