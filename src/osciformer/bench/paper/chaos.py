@@ -29,7 +29,7 @@ from osciformer.nn import OscillatorAttention
 RATES = (3.57, 3.9)
 FIRST, WINDOW, HORIZON, BURN_IN = 0.6, 16, 256, 1000
 #: Windows to train on, and free runs that are scored; at full and at toy size.
-SIZES = ((2000, 200), (200, 20))
+SIZES = ((2000, 100), (200, 20))
 #: Steps of a free run that are drawn.
 SHOWN = 40
 HORIZONS = (1, 4, 16, 64, 256)
@@ -96,7 +96,7 @@ def work(job: Job, settings: dict[str, Any]) -> Row:
     elif job["row"] in FEATURES:
         forecast = least_squares(FEATURES[job["row"]], x, y)
     else:
-        found, forecast = train_attention(job["row"], x, y, seed, 1 if settings["quick"] else 30)
+        found, forecast = train_attention(job["row"], x, y, seed, 1 if settings["quick"] else 15)
     with torch.no_grad():
         runs = free_run(forecast, later[:, :WINDOW])
         one_step = forecast(later[:, :WINDOW])
@@ -130,7 +130,7 @@ def train_attention(row: str, x: Tensor, y: Tensor, seed: int, epochs: int) -> t
     if row != "hold":
         query = {"query": "learned", "num_modes": int(row.removeprefix("modes_"))}
     frequencies = (math.pi / WINDOW, math.pi)  # what a window of unit steps can resolve
-    layer = OscillatorAttention(16, 1, value="point", omega_range=frequencies, **query)
+    layer = OscillatorAttention(8, 1, value="point", omega_range=frequencies, **query)
     model = Reader(layer, 1, 1, sees_last=True)
     center, scale = y.mean(), y.std()
     steps = torch.arange(WINDOW, dtype=torch.float32)
