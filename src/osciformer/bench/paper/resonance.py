@@ -96,6 +96,14 @@ _THEORY = (
     *("correlation_H", "correlation_finite", "correlation_peak"),
     *("median_distance", "largest_gap"),
 )
+# Curves of a channel: their label, width and style.
+_CURVES = {
+    "measured": ("response of the layer", 1.6, "-"),
+    "H": ("|H|", 0.9, ":"),
+    "finite": ("|H| of 5 units of time", 0.9, "--"),
+}
+#: The row whose channels are drawn, of the first seed.
+DRAWN = "spectrum"
 #: A row that trains nothing: the class whose sinusoid fits best.
 MATCHED = "matched_filter"
 
@@ -217,7 +225,6 @@ def compare_with_theory(model: Reader, channels: int) -> Row:
     if found["inside"] < 3:
         return found
     apart = (peak - omega).abs()[inside] / STEP
-    chosen = inside.nonzero().flatten()[:: max(1, found["inside"] // 4)][:4]
     gaps = (CLASSES[:, None] - omega).abs().amin(dim=1) / STEP
     return found | {
         "correlation_H": float(correlation(measured, endless)[inside].median()),
@@ -226,17 +233,19 @@ def compare_with_theory(model: Reader, channels: int) -> Row:
         "median_distance": float(apart.median()),
         "largest_gap": float(gaps.max()),
         "peak": peak.tolist(),
-        "shown": [
-            {
-                "omega": float(omega[c]),
-                "zeta": float(zeta[c]),
-                "measured": (measured[:, c] / measured[:, c].max()).tolist(),
-                "H": (endless[:, c] / endless[:, c].max()).tolist(),
-                "finite": (finite[:, c] / finite[:, c].max()).tolist(),
-            }
-            for c in chosen.tolist()
-        ],
     }
+
+
+def drawn_channels(model: Reader, channels: int) -> list[Row]:
+    """Return the responses of some channels beside theory, each over its largest."""
+    spectrum = spectra_of(model)[-1]
+    omega, zeta = (x.detach().double().flatten() for x in (spectrum.omega, spectrum.zeta))
+    curves = dict(zip(_CURVES, (responses(model, channels), *theory(omega, zeta)), strict=True))
+    places = np.linspace(0, len(omega) - 1, 5)[:-1].astype(int)
+    return [
+        {name: (curve[:, c] / curve[:, c].max()).tolist() for name, curve in curves.items()}
+        for c in omega.argsort()[places].tolist()
+    ]
 
 
 def by_class(model: Reader, test: tuple[Tensor, ...]) -> Float[Tensor, "K C"]:
@@ -280,8 +289,9 @@ def work(job: Job, settings: dict[str, Any]) -> Row:
         tested = accuracy("test")
     after = compare_with_theory(model, variant.channels), regimes(zetas(model))
     row = {"accuracy": tested, **history, "before": before[0], "after": after[0]}
-    if seed == 0:
+    if seed == 0 and job["row"] == DRAWN:
         row["by_class"] = by_class(model, parts["test"]).tolist()
+        row["channels"] = drawn_channels(model, variant.channels)
     return rounded({**row, "regimes_before": before[1], "regimes_after": after[1]})
 
 
@@ -367,19 +377,12 @@ def draw(document: Document) -> Any:
     axis.set_title("Training; shade: range of seeds", fontsize=10)
     axis.legend(fontsize=8, frameon=False)
 
-    first = next((row for row in of_row(document, "spectrum") if "by_class" in row), None)
+    first = next((row for row in of_row(document, DRAWN) if "by_class" in row), None)
     if first is None:
         return figure
     axis, hertz = axes[1, 0], ASKED / (2 * math.pi)
-    styles = {
-        "measured": ("response of the layer", 1.6, "-"),
-        "H": ("|H|", 0.9, ":"),
-        "finite": ("|H| of 5 units of time", 0.9, "--"),
-    }
-    for number, (one, colour) in enumerate(
-        zip(first["after"].get("shown", []), COLOURS, strict=False)
-    ):
-        for key, (label, width, style) in styles.items():
+    for number, (one, colour) in enumerate(zip(first["channels"], COLOURS, strict=False)):
+        for key, (label, width, style) in _CURVES.items():
             label = "_" if number else label  # explained once
             axis.plot(hertz, one[key], color=colour, lw=width, ls=style, label=label)
     axis.set(xlabel="frequency asked, turns a unit of time", ylabel="response / its largest")
