@@ -255,6 +255,7 @@ def _cells(document: Document, task: str, level: str) -> list[Row]:
 def tables(document: Document) -> list[str]:
     """Return the lines of the Markdown file."""
     seeds = len({row["seed"] for row in document.finished})
+    tasks = [task for task in TASKS if _cells(document, task, "base")]
     lines = ["# Ablations", "", "Base: query `ridge`, J = 8, zeta in [0.05, 0.4], averaged values,"]
     lines += [
         "velocity maps, no drive, frequencies from the times. Trivial: the best constant.",
@@ -265,22 +266,22 @@ def tables(document: Document) -> list[str]:
     for factor, levels in FACTORS.items():
         for level in levels:
             entries, costs = [], []
-            for task in TASKS:
+            for task in tasks:
                 found, form = _cells(document, task, level), forms.get(task, "{:.3f}")
                 entries.append(mean_of_seeds([r["measure"] for r in found], seeds, form))
                 costs += [spread([r["epoch_seconds"] for r in found], "{:.2f}")]
             if any(entry != "-" for entry in entries):
                 body.append([factor, level, *entries, *costs])
     constant = []
-    for task in TASKS:
+    for task in tasks:
         known = [r["trivial"] for r in _cells(document, task, "base") if r["trivial"] is not None]
         constant.append(spread(known[:1], forms.get(task, "{:.3f}")))
-    body.append(["trivial", "", *constant, *["-"] * len(TASKS)])
-    columns = ["factor", "level", *(f"{task}: {MEASURES[task]}" for task in TASKS)]
-    columns += [f"{task}: s an epoch" for task in TASKS]
+    body.append(["trivial", "", *constant, *["-"] * len(tasks)])
+    columns = ["factor", "level", *(f"{task}: {MEASURES[task]}" for task in tasks)]
+    columns += [f"{task}: s an epoch" for task in tasks]
     lines += [*markdown_table(columns, body), "", "Damping ratios of all channels, base:", ""]
     body = []
-    for task in TASKS:
+    for task in tasks:
         for when, level in (("before", "base"), ("after", "base"), ("after", "spectra decay")):
             told = when if level == "base" else "after, with decay"
             shares = [r[f"regimes_{when}"] for r in _cells(document, task, level)]
@@ -295,9 +296,11 @@ def tables(document: Document) -> list[str]:
 def draw(document: Document) -> Any:
     """Return the figure: the measure of each level, a panel per task."""
     levels = list(_OF_LEVEL)
-    figure, axes = new_figure(1, len(TASKS), (13.5, 8.0))
+    tasks = [task for task in TASKS if _cells(document, task, "base")]
+    figure, axes = new_figure(1, len(tasks), (2.5 + 3.0 * len(tasks), 7.6))
     factors = list(FACTORS)
-    for axis, task in zip(axes[0], TASKS, strict=True):
+    labels = ["base", *(f"{_OF_LEVEL[level]}: {level}" for level in levels[1:])]
+    for axis, task in zip(axes[0], tasks, strict=True):
         for place, level in enumerate(levels):
             values = [row["measure"] for row in _cells(document, task, level)]
             if values:
@@ -310,10 +313,11 @@ def draw(document: Document) -> Any:
         if base:
             axis.axvspan(min(base), max(base), color="0.88", zorder=0, lw=1, ec="0.7")
         axis.set(ylim=(len(levels) - 0.5, -0.5), xlabel=MEASURES[task])
-        axis.set_yticks(range(len(levels)), levels if axis is axes[0, 0] else [])
+        axis.set_yticks(range(len(levels)), labels if axis is axes[0, 0] else [])
         for place in range(1, len(levels)):
             if _OF_LEVEL[levels[place]] != _OF_LEVEL[levels[place - 1]]:
                 axis.axhline(place - 0.5, color="0.85", lw=0.8)
+        axis.locator_params(axis="x", nbins=4)
         axis.set_title(task.replace("_", " "), fontsize=10)
     return figure
 

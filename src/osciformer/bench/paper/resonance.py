@@ -375,7 +375,8 @@ def draw(document: Document) -> Any:
     axis.axhline(100, color=REFERENCE, lw=0.8, ls=":", label="matched filter")
     axis.set(xlabel="training steps of 128 series", ylabel="validation accuracy, %")
     axis.set_title("Training; shade: range of seeds", fontsize=10)
-    axis.legend(fontsize=8, frameon=False)
+    axis.set(ylim=(-2, 132), yticks=range(0, 101, 20))
+    axis.legend(fontsize=8, frameon=False, ncols=3, loc="upper center")
 
     first = next((row for row in of_row(document, DRAWN) if "by_class" in row), None)
     if first is None:
