@@ -309,7 +309,9 @@ def tables(document: Document) -> list[str]:
         cost = [f"{first[key]:,}" if key in first else "-" for key in ("steps", "parameters")]
         seconds = spread([row["fit_seconds"] for row in found if "fit_seconds" in row], "{:.0f}")
         body.append([title, percent, *cost, seconds])
-        with_theory = [row["after"] for row in found if "correlation_H" in row.get("after", {})]
+        afters = [row.get("after", {}) for row in found]
+        # A layer that answers nothing has no correlation.
+        with_theory = [row for row in afters if math.isfinite(row.get(_THEORY[0]) or math.nan)]
         if with_theory:
             entries = [spread([row[key] for row in with_theory]) for key in _THEORY]
             theories.append([title, *entries])
