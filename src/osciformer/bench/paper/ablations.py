@@ -77,6 +77,8 @@ MEASURES = {
     "bookorder": "log-likelihood an event",
     "heart_rate": "RMSE, beats a minute",
 }
+#: Series that accuracies are of.
+TEST_SERIES = {"synthetic": 600, "libras": 180}
 _SHARES = ("under", "near", "over")
 #: Of the heart rates: windows of each recording, their length, and rows that are kept of each.
 RECORDINGS, WINDOWS, WINDOW_SECONDS, ROWS_SEEN = 53, 6, 16, 64
@@ -297,7 +299,10 @@ def tables(document: Document) -> list[str]:
 
 
 def draw(document: Document) -> Any:
-    """Return the figure: the measure of each level, a panel per task."""
+    """Return the figure: the measure of each level, a panel per task.
+
+    Lines are the range of seeds; of one seed, the standard error of its test accuracy.
+    """
     levels = list(_OF_LEVEL)
     tasks = [task for task in TASKS if _cells(document, task, "base")]
     figure, axes = new_figure(1, len(tasks), (2.5 + 3.0 * len(tasks), 7.6))
@@ -311,6 +316,9 @@ def draw(document: Document) -> Any:
                 colour = REFERENCE if level == "base" else colour
                 mean = statistics.fmean(values)
                 reach = [[mean - min(values)], [max(values) - mean]]
+                if len(values) == 1 and task in TEST_SERIES:
+                    error = math.sqrt(mean * (100 - mean) / TEST_SERIES[task])
+                    reach = [[error], [error]]
                 axis.errorbar(mean, place, xerr=reach, fmt="o", color=colour, ms=5, capsize=3)
         base = [row["measure"] for row in _cells(document, task, "base")]
         if base:
