@@ -153,6 +153,7 @@ def test_a_toy_run_of_resonance_has_the_matched_filter_beside_it(run_toy):
     assert rows[0]["accuracy"] == 1.0
     assert rows[1]["after"]["correlation_peak"] > 0.9
     assert "| matched filter (no training) | 100.00 |" in table
+    assert "Toy size" in table
     assert [path.name for path in pictures] == ["paper_resonance.png"]
 
 

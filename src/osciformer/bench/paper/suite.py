@@ -59,7 +59,12 @@ class Suite:
         meta["commit"] = options.commit or current_commit(Path(__file__).parent)
         jobs = self.jobs(options.rows, 1 if options.quick else options.seeds)
         settings = {"quick": options.quick}
-        status = run_documented(meta, options, jobs, self.work, settings, self.tables)
+
+        def tables(document: Document) -> list[str]:
+            toy = ["", "Toy size, not a result."] if options.quick else []
+            return [*self.tables(document), *toy]
+
+        status = run_documented(meta, options, jobs, self.work, settings, tables)
         if options.pictures is not None:
             document = Document(options.output, settings)
             for name, draw in self.pictures.items():
