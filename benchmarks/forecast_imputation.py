@@ -19,14 +19,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from shared import (
     TINY,
-    Document,
     estimator_settings,
     make_parser,
     run_benchmark,
-    spread,
     training_entries,
 )
 
+from osciformer.bench.documents import Document, spread
 from osciformer.bench.report import Row, markdown_table, names_among
 from osciformer.bench.workers import Job
 from osciformer.data import IrregularSeries, get_dataset

@@ -19,15 +19,14 @@ import numpy as np
 from scipy.signal import lombscargle
 from shared import (
     TINY,
-    Document,
     accuracies,
     make_parser,
-    mean_of_seeds,
     run_benchmark,
     score_network,
 )
 from sklearn.linear_model import LogisticRegression
 
+from osciformer.bench.documents import Document, mean_of_seeds
 from osciformer.bench.report import Row, markdown_table, names_among
 from osciformer.bench.workers import Job
 from osciformer.data import IrregularSeries

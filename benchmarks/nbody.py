@@ -33,9 +33,10 @@ from typing import Any, NamedTuple
 
 import torch
 from e3nn import o3
-from shared import describe, spread
+from shared import describe
 from torch import Tensor, nn
 
+from osciformer.bench.documents import spread
 from osciformer.bench.report import Row, markdown_table, names_among, progress
 from osciformer.equivariant import (
     AveragedOscillators,

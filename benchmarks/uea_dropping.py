@@ -24,14 +24,13 @@ import numpy as np
 from scipy.stats import rankdata
 from shared import (
     TINY,
-    Document,
     accuracies,
     make_parser,
-    mean_of_seeds,
     run_benchmark,
     score_network,
 )
 
+from osciformer.bench.documents import Document, mean_of_seeds
 from osciformer.bench.report import Row, markdown_table, names_among, tuple_of
 from osciformer.bench.workers import Job
 from osciformer.data import IrregularSeries, get_dataset

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from osciformer.bench.documents import Document
 from osciformer.data import IrregularSeries
 from osciformer.data.transforms import SeriesTransform
 
@@ -125,7 +126,7 @@ def test_a_job_trains_answers_and_scores(task, monkeypatch):
 
 
 def test_the_table_has_both_tasks_and_their_methods(tmp_path):
-    found = shared.Document(tmp_path / "out.json", {"estimator": {}, "stays": None})
+    found = Document(tmp_path / "out.json", {"estimator": {}, "stays": None})
     found.runs.append(shared.describe("x.py", [], commit="abc"))
     scores = {
         "rmse": 1.0,

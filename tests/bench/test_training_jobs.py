@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from osciformer.bench import workers
+from osciformer.bench import documents, workers
+from osciformer.bench.documents import Document, spread
 from osciformer.bench.report import names_among
 
 from .scripts import load
@@ -83,7 +84,7 @@ def run(tmp_path: Path, monkeypatch, work, *arguments: str, settings=None) -> tu
         for job in jobs:
             yield job, work(job, settings)
 
-    monkeypatch.setattr(shared, "run_jobs", one_by_one)
+    monkeypatch.setattr(documents, "run_jobs", one_by_one)
     files = ["--output", str(tmp_path / "out.json"), "--table", str(tmp_path / "out.md")]
     options = shared.make_parser("toy").parse_args([*files, *arguments])
     status = shared.run_benchmark(
@@ -93,7 +94,7 @@ def run(tmp_path: Path, monkeypatch, work, *arguments: str, settings=None) -> tu
         [job_of(seed) for seed in range(3)],
         work,
         settings or {"estimator": {}},
-        lambda found: [shared.spread([row["score"] for row in found.finished]), *found.origin()],
+        lambda found: [spread([row["score"] for row in found.finished]), *found.origin()],
     )
     return (
         status,
@@ -137,7 +138,7 @@ def test_without_time_only_the_table_is_written(tmp_path, monkeypatch):
 
 
 def test_unfinished_jobs_show_in_the_exit_status(tmp_path, monkeypatch):
-    shared.Document(tmp_path / "out.json", {"estimator": {}}).save()
+    Document(tmp_path / "out.json", {"estimator": {}}).save()
     assert run(tmp_path, monkeypatch, None, "--minutes", "0")[0] == 3
 
 
@@ -149,7 +150,7 @@ def test_rows_of_other_settings_are_not_continued(tmp_path, monkeypatch):
 
 def test_rows_of_another_file_are_taken_unless_they_failed(tmp_path):
     paths = [tmp_path / name for name in ("mine.json", "theirs.json")]
-    mine, theirs = (shared.Document(path, {"estimator": {}}) for path in paths)
+    mine, theirs = (Document(path, {"estimator": {}}) for path in paths)
     for found, commit in ((mine, "a"), (theirs, "b")):
         found.runs.append(shared.describe("x.py", [], commit=commit))
     mine.add(job_of(0), {"score": 1.0})

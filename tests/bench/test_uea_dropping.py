@@ -7,6 +7,7 @@ import sys
 import numpy as np
 import pytest
 
+from osciformer.bench.documents import Document
 from osciformer.data import IrregularSeries
 
 from .scripts import load
@@ -171,7 +172,7 @@ def test_small_sets_and_quick_models_come_first():
 
 
 def document_of(tmp_path, cells: list[tuple]) -> object:
-    found = shared.Document(tmp_path / "out.json", {"estimator": {}})
+    found = Document(tmp_path / "out.json", {"estimator": {}})
     found.runs.append(shared.describe("x.py", [], commit="abc"))
     for dataset, model, percentage, seed, accuracy in cells:
         job = {"dataset": dataset, "percentage": percentage, "model": model, "seed": seed}

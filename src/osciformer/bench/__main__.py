@@ -1,22 +1,36 @@
-"""`python -m osciformer.bench speed`: error first, then time and memory; `layer`; `events`."""
+"""`python -m osciformer.bench speed`: error first, then time and memory; and the other suites."""
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 
 from osciformer._files import write_json
-from osciformer.bench import layer, report, speed
+from osciformer.bench import report, speed
 from osciformer.bench.report import positive, progress
 from osciformer.bench.speed import Candidate
 from osciformer.ops._checks import QUERIES
 
+#: Suites with a command line of their own: their modules, some of which need training, and data;
+#: and what they are.
+SUITES = {
+    "layer": ("layer", "the layer beside plain attention and a GRU"),
+    "events": ("events.harness", "the table of event prediction"),
+    "resonance": ("paper.resonance", "the paper's 41 frequencies, beside a matched filter"),
+    "regression": (
+        "paper.regression",
+        "the paper's eight oscillator keys, beside ridge regression",
+    ),
+    "chaos": ("paper.chaos", "free runs of the logistic map, beside trivial forecasts"),
+    "ablations": ("paper.ablations", "one setting of the layer at a time, on four tasks"),
+}
 NUM_MODES = (4, 8, 16, 32)
 #: Lengths by option: what they are for, those of a full run, and of a quick one.
 LENGTHS: dict[str, tuple[str, tuple[int, ...], tuple[int, ...]]] = {
@@ -46,12 +60,11 @@ No time is reported when an error exceeds 1e-10 in float64 or 1e-5 in float32: t
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if arguments[:1] == ["events"]:
-        from osciformer.bench.events.harness import main as events  # needs training and data
-
-        return events(arguments[1:])
-    if arguments[:1] == ["layer"]:
-        return layer.main(arguments[1:])
+    if arguments and arguments[0] in SUITES:
+        place, _ = SUITES[arguments[0]]
+        suite = importlib.import_module(f"osciformer.bench.{place}")
+        run: Callable[[Sequence[str]], int] = getattr(suite, "SUITE", suite).main
+        return run(arguments[1:])
     options = _parser().parse_args(arguments)
     if options.threads is not None:
         torch.set_num_threads(options.threads)
@@ -127,8 +140,8 @@ def _parser() -> argparse.ArgumentParser:
     timing = commands.add_parser("speed", help="error, time and memory of the backends")
     timing.epilog, timing.formatter_class = EPILOG, argparse.RawDescriptionHelpFormatter
     memory = commands.add_parser("memory", help="peak memory of one call, in this process")
-    commands.add_parser("layer", help="the layer beside plain attention and a GRU; layer --help")
-    commands.add_parser("events", help="the table of event prediction; events --help says more")
+    for name, (_, what) in SUITES.items():
+        commands.add_parser(name, help=f"{what}; {name} --help says more")
     for add in (timing.add_argument, memory.add_argument):
         add("--json", action="store_true", help="one JSON object a line")
         add("--batch", type=positive, default=1)

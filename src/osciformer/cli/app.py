@@ -41,7 +41,7 @@ def osciformer(
 
 
 def bench(context: typer.Context) -> None:
-    """Measure: attention (bench speed --quick), layer (bench layer), events (bench events)."""
+    """Measure: attention (bench speed --quick) and more suites, which bench --help lists."""
     from osciformer.bench.__main__ import main  # slow to import
 
     raise typer.Exit(main(context.args))

@@ -1,0 +1,1 @@
+"""The paper's demonstrations and ablations as suites of `osciformer bench`."""

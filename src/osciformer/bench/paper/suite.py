@@ -1,0 +1,254 @@
+"""What the paper's suites share: the command, the small model, and its training."""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import numpy as np
+import torch
+from torch import nn
+
+from osciformer._files import replacing
+from osciformer._optional import need
+from osciformer._types import Float, Mask, Tensor, Times, Values
+from osciformer.bench.documents import Document, current_commit, make_parser, run_documented
+from osciformer.bench.report import Row, describe_run, names_among, shown_command
+from osciformer.bench.workers import Job, Work
+from osciformer.nn import Spectrum, parameter_groups
+
+#: Of Okabe and Ito, told apart by the colour-blind; black is for references.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#F0E442")
+REFERENCE = "#000000"
+
+Decay = Literal["none", "decoupled", "l2"]
+Batch = tuple[Tensor, ...]
+
+
+@dataclass(frozen=True)
+class Suite:
+    """A benchmark of `osciformer bench`: its rows, how one is made, and what is made of all."""
+
+    name: str
+    summary: str
+    rows: Sequence[str]  # what `--rows` chooses among, the most important first
+    jobs: Callable[[Sequence[str], int], list[Job]]  # of chosen rows and a number of seeds
+    work: Work
+    tables: Callable[[Document], list[str]]
+    pictures: Mapping[str, Callable[[Document], Any]]  # figures by the name of their files
+    seeds: int = 3
+
+    def main(self, argv: Sequence[str]) -> int:
+        """Run the command and return its exit status: 0 if no job is missing."""
+        parser = make_parser(argparse.ArgumentParser(prog=f"osciformer bench {self.name}"))
+        parser.description = (
+            f"{self.summary} Rows are kept in the output file; the same command continues it."
+        )
+        known, add = ",".join(self.rows), parser.add_argument
+        add("--rows", type=names_among(self.rows), default=list(self.rows), help=f"of {known}")
+        add("--pictures", type=Path, help="folder for figures of all rows that are there")
+        parser.set_defaults(seeds=self.seeds)
+        options = parser.parse_args(list(argv))
+        command = shown_command("osciformer", "bench", self.name, arguments=argv)
+        meta = describe_run(command, torch.device("cpu"), packages=("pytorch-lightning",))
+        meta["commit"] = options.commit or current_commit(Path(__file__).parent)
+        jobs = self.jobs(options.rows, 1 if options.quick else options.seeds)
+        settings = {"quick": options.quick}
+
+        def tables(document: Document) -> list[str]:
+            toy = ["", "Toy size, not a result."] if options.quick else []
+            return [*self.tables(document), *toy]
+
+        status = run_documented(meta, options, jobs, self.work, settings, tables)
+        if options.pictures is not None:
+            document = Document(options.output, settings)
+            for name, draw in self.pictures.items():
+                figure = draw(document)
+                with replacing(options.pictures / f"{name}.png") as part:
+                    figure.savefig(part, dpi=110)
+        return status
+
+
+class Reader(nn.Module):
+    """The paper's small model: embedded values, one attention layer read at one time, an MLP.
+
+    Args:
+        attention: The layer, or what takes its place: it has a `dim` and can be read at any time.
+        input_dim: Number of variables F.
+        output_dim: Number of outputs.
+        hidden_dim: Width of the MLP.
+        sees_last: Whether the MLP is also given the last token.
+    """
+
+    def __init__(
+        self,
+        attention: nn.Module,
+        input_dim: int,
+        output_dim: int,
+        *,
+        hidden_dim: int = 64,
+        sees_last: bool = False,
+    ) -> None:
+        super().__init__()
+        self.attention: Any = attention
+        dim: int = cast("Any", attention).dim
+        self.sees_last = sees_last
+        self.embedding = nn.Linear(input_dim, dim)
+        first = nn.Linear(dim * (2 if sees_last else 1), hidden_dim)
+        self.mlp = nn.Sequential(first, nn.ReLU(), nn.Linear(hidden_dim, output_dim))
+
+    def forward(
+        self, times: Times, values: Values, end: float, mask: Mask | None = None
+    ) -> Float[Tensor, "B O"]:
+        """Return the outputs at the time `end`; where `mask` is False nothing was observed."""
+        tokens = self.embedding(values)
+        reads = torch.full_like(times[:, :1], end)
+        read = self.attention(tokens, times, mask, reads, validate=False)[:, 0]
+        if self.sees_last:
+            read = torch.cat((read, tokens[:, -1]), dim=-1)
+        return self.mlp(read)  # type: ignore[no-any-return]
+
+
+def spectra_of(model: nn.Module) -> list[Spectrum]:
+    """Return all spectra of a model."""
+    return [part for part in model.modules() if isinstance(part, Spectrum)]
+
+
+def make_optimizer(
+    model: nn.Module, *, lr: float, spectra_lr: float, weight_decay: float, spectra_decay: Decay
+) -> torch.optim.Optimizer:
+    """Return AdamW with a learning rate of its own, and decay of a chosen kind, for spectra.
+
+    `decoupled` decays the raw values as AdamW does; `l2` adds the decay to the gradient, as Adam
+    does with `weight_decay`, and there to all weights; `none` leaves spectra alone.
+    """
+    raw = [p for spectrum in spectra_of(model) for p in spectrum.parameters()]
+    chosen = {id(p) for p in raw}
+    groups: list[dict[str, Any]] = [
+        {**group, "lr": lr, "params": [p for p in group["params"] if id(p) not in chosen]}
+        for group in parameter_groups(model, weight_decay)
+    ]
+    decay = 0.0 if spectra_decay == "none" else weight_decay
+    groups.append({"params": raw, "lr": spectra_lr, "weight_decay": decay})
+    kind = torch.optim.Adam if spectra_decay == "l2" else torch.optim.AdamW
+    return kind(groups)
+
+
+def train(
+    model: nn.Module,
+    loss: Callable[[Batch], Tensor],
+    data: Batch,
+    *,
+    epochs: int,
+    seed: int,
+    score: Callable[[], float],
+    batch_size: int = 128,
+    lr: float = 5e-3,
+    spectra_lr: float = 5e-4,
+    weight_decay: float = 0.01,
+    spectra_decay: Decay = "none",
+) -> Row:
+    """Train a model with a learning rate that rises and falls, and return how it went.
+
+    Args:
+        model: What is trained.
+        loss: The loss of a batch.
+        data: Tensors with a row per series.
+        epochs: Passes over the data.
+        seed: Of the order of the batches.
+        score: The score on validation series, asked after each epoch.
+        batch_size: Series of a step; the last, smaller batch of an epoch is left out.
+        lr: Highest learning rate.
+        spectra_lr: That of the spectra.
+        weight_decay: Weight decay.
+        spectra_decay: Whether spectra decay, see `make_optimizer`.
+    """
+    order = torch.Generator().manual_seed(seed)
+    rates = {"lr": lr, "spectra_lr": spectra_lr}
+    optimizer = make_optimizer(
+        model, **rates, weight_decay=weight_decay, spectra_decay=spectra_decay
+    )
+    per_epoch = len(data[0]) // batch_size
+    highest = [group["lr"] for group in optimizer.param_groups]
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, highest, total_steps=epochs * per_epoch, pct_start=0.1, cycle_momentum=False
+    )
+    scores, seconds = [], []
+    for _ in range(epochs):
+        started = time.process_time()
+        for rows in torch.randperm(len(data[0]), generator=order).split(batch_size)[:per_epoch]:
+            optimizer.zero_grad()
+            loss(tuple(part[rows] for part in data)).backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            schedule.step()
+        seconds.append(time.process_time() - started)
+        with torch.no_grad():
+            scores.append(score())
+    return {
+        "scores": scores,
+        "epoch_seconds": round(statistics.median(seconds), 3),
+        "fit_seconds": round(sum(seconds), 2),
+        "steps": epochs * per_epoch,
+        "parameters": sum(p.numel() for p in model.parameters()),
+    }
+
+
+def regimes(zeta: np.ndarray) -> Row:
+    """Return the shares of damping regimes, in per cent, and the median, as the paper has them.
+
+    Near-critical is within 0.02 of 1; the paper does not say, and its shares imply about that.
+    """
+    near = np.abs(zeta - 1) <= 0.02
+    return {
+        "under": 100 * float(np.mean(~near & (zeta < 1))),
+        "near": 100 * float(np.mean(near)),
+        "over": 100 * float(np.mean(~near & (zeta > 1))),
+        "median_zeta": float(np.median(zeta)),
+    }
+
+
+def zetas(model: nn.Module) -> np.ndarray:
+    """Return the damping ratios of all channels of a model."""
+    found = [spectrum.zeta.detach().flatten() for spectrum in spectra_of(model)]
+    return torch.cat(found).double().numpy()
+
+
+def new_figure(rows: int, columns: int, size: tuple[float, float]) -> tuple[Any, np.ndarray]:
+    """Return a figure and its axes `[rows, columns]`."""
+    figure = need("matplotlib.figure", extra="plot").Figure(figsize=size, layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False)
+    for axis in axes.flat:
+        axis.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
+def jobs_by_seed(rows: Sequence[str], seeds: int) -> list[Job]:
+    """Return a job for each row and seed."""
+    return [{"row": row, "seed": seed} for seed in range(seeds) for row in rows]
+
+
+def rounded(entry: Any) -> Any:
+    """Return a row with five digits of each number, also of those in lists."""
+    if isinstance(entry, dict):
+        return {key: rounded(x) for key, x in entry.items()}
+    if isinstance(entry, list):
+        return [rounded(x) for x in entry]
+    return float(f"{entry:.5g}") if isinstance(entry, float) else entry
+
+
+def of_row(document: Document, row: str) -> list[Row]:
+    """Return the finished jobs of a row, one per seed."""
+    return [found for found in document.finished if found["row"] == row]
+
+
+def band(axis: Any, x: Any, curves: Sequence[Sequence[float]], colour: str, label: str) -> None:
+    """Draw the mean of some curves, and their range."""
+    values = np.array(curves)
+    axis.fill_between(x, values.min(axis=0), values.max(axis=0), color=colour, alpha=0.2, lw=0)
+    axis.plot(x, values.mean(axis=0), "-o", color=colour, ms=3, lw=1.3, label=label)
