@@ -461,6 +461,7 @@ class QueryModelConfig(TaskConfig):
         quantiles: Levels of the predicted quantiles, increasing, within (0, 1).
         direction: `causal`, for forecasts: only observations at or before a query time count; or
             `bidirectional`, for imputation.
+        feature_dim: Width of the part of the head that each feature has of its own; 0 for none.
     """
 
     # Both are lower: a series has many targets, and hidden values make neighbours hard to predict.
@@ -468,6 +469,8 @@ class QueryModelConfig(TaskConfig):
     observation_dropout: float = setting(0.0, within=FRACTION)
     quantiles: tuple[float, ...] = setting((0.1, 0.5, 0.9))
     direction: Direction = setting("causal", panel="")
+    # What models have whose files name none; so this must stay, whatever estimators prefer.
+    feature_dim: int = setting(0, within=NOT_NEGATIVE)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -699,7 +702,13 @@ _SERIES_DEFAULTS: Mapping[str, Any] = {
     "learning_rate": 1e-3,
     "weight_averaging": 0.99,
 }
-_QUERY_DEFAULTS: Mapping[str, Any] = {**_LENGTH, "quantiles": (0.05, 0.25, 0.5, 0.75, 0.95)}
+_QUERY_DEFAULTS: Mapping[str, Any] = {
+    **_LENGTH,
+    "quantiles": (0.05, 0.25, 0.5, 0.75, 0.95),
+    "num_layers": 1,
+    "feature_dim": 32,
+    "weight_averaging": 0.99,
+}
 #: Defaults of each task's estimator that are not those of its dataclasses.
 TASK_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     **dict.fromkeys(SERIES_TASKS, _SERIES_DEFAULTS),

@@ -54,11 +54,13 @@ class QueryEstimator(Conformal, SeriesEstimator):
 
     quantiles: tuple[float, ...] = estimator_defaults("forecasting")["quantiles"]
     covariates: tuple[str, ...] = ()
+    num_layers: int = estimator_defaults("forecasting")["num_layers"]
     dropout: float = QueryModelConfig.dropout
 
     model_class: ClassVar[Any] = QueryModel
     config_class: ClassVar[Any] = QueryModelConfig
     direction: ClassVar[str]
+    largest_batch: ClassVar[int] = 32  # with the cost of an epoch the same, twice the steps
     transform_clips: ClassVar[bool] = False
 
     predict_quantiles: ClassVar[Callable[..., Answers]]
