@@ -707,6 +707,7 @@ _QUERY_DEFAULTS: Mapping[str, Any] = {
     "quantiles": (0.05, 0.25, 0.5, 0.75, 0.95),
     "num_layers": 1,
     "feature_dim": 32,
+    "learning_rate": 3e-3,
     "weight_averaging": 0.99,
 }
 #: Defaults of each task's estimator that are not those of its dataclasses.

@@ -90,8 +90,9 @@ def test_reads_do_not_depend_on_each_other(backbone, direction):
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("backbone", BACKBONES)
 def test_gradients_reach_all_parameters_and_are_finite(backbone, direction):
-    model = make(backbone, direction).train()
-    out = model(make_batch(queries=6))
+    model, batch = make(backbone, direction).train(), make_batch(queries=6)
+    batch.query_times[:, :3] = batch.times[:, 2:5]  # where features are measured together
+    out = model(batch)
     (out * torch.randn_like(out)).sum().backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
@@ -222,3 +223,15 @@ def test_the_head_of_a_feature_reads_what_is_known_of_that_feature():
     moved = (model(replace(batch, values=changed)) - out).abs().amax(dim=(0, 1, 3))
     assert moved[0] > 0.1
     assert (moved[1:] == 0).all()
+
+
+def test_what_is_measured_at_the_query_time_speaks_through_the_relations():
+    model, batch = make(direction="bidirectional"), make_batch(ragged=False, queries=1)
+    values = batch.values.clone()
+    values[:, :, :2], values[:, 4, 0] = 0.0, NAN  # the first is hidden where the second jumps
+    values[:, 4, 1] = 2.0
+    batch = replace(batch, values=values, query_times=batch.times[:, 4:5])
+    before = model(batch)[:, 0, 0]
+    with torch.no_grad():
+        model.relations.weight[0, 1] = 0.7
+    torch.testing.assert_close(model(batch)[:, 0, 0], before + 1.4)

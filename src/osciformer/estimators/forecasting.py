@@ -56,6 +56,7 @@ class QueryEstimator(Conformal, SeriesEstimator):
     covariates: tuple[str, ...] = ()
     num_layers: int = estimator_defaults("forecasting")["num_layers"]
     dropout: float = QueryModelConfig.dropout
+    learning_rate: float = estimator_defaults("forecasting")["learning_rate"]
 
     model_class: ClassVar[Any] = QueryModel
     config_class: ClassVar[Any] = QueryModelConfig

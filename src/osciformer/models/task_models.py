@@ -16,6 +16,7 @@ from osciformer.models.forward_fill import (
     AgeScale,
     BaselinePrediction,
     baseline_prediction,
+    deviations,
     forward_fill,
 )
 from osciformer.nn.encoder import last_state, mean_state, with_indicators
@@ -281,7 +282,9 @@ class QueryModel(TaskModel):
     value. An untrained model predicts the base. Other quantiles add or subtract sums of positive
     steps, so they never cross. With `feature_dim` a `FeatureHead` adds to the network's outputs; in
     training it runs for the pairs of query and feature that have a target, and the quantiles of
-    others are 0. Call `fit_time_scale` once, before the optimizer is built.
+    others are 0. In both directions the network then also gets the `deviations` of what is measured
+    at the query time, and a linear map of them adds to the shift. Call `fit_time_scale` once,
+    before the optimizer is built.
     """
 
     def __init__(self, config: QueryModelConfig) -> None:
@@ -294,9 +297,17 @@ class QueryModel(TaskModel):
         width = config.dim + known + 2 * config.static_dim
         per_feature = _NUM_MOVES + len(config.quantiles) - 1
         hidden = (4 if config.feature_dim else 2) * config.dim
+        # What features measured at the query time say of each other, and a linear map of it.
+        self.relations: nn.Linear | None = None
+        if config.feature_dim and config.direction == "bidirectional":
+            self.relations = nn.Linear(2 * config.input_dim, config.input_dim, bias=False)
+            nn.init.zeros_(self.relations.weight)
+            width += 2 * config.input_dim
+        # Noise on the hidden layer would blur exact relations, such as of blood pressures.
+        dropout = config.dropout if self.relations is None else 0.0
         last = nn.Linear(hidden, config.input_dim * per_feature)
         first = nn.Linear(width, hidden)
-        self.head = nn.Sequential(first, nn.GELU(), nn.Dropout(config.dropout), last)
+        self.head = nn.Sequential(first, nn.GELU(), nn.Dropout(dropout), last)
         # Both gates and the spreads depend on the distance to the nearest known value.
         self.distance_slopes = nn.Parameter(torch.zeros(3, config.input_dim))
         nn.init.normal_(last.weight, std=_FIRST_WEIGHTS)
@@ -326,9 +337,17 @@ class QueryModel(TaskModel):
         if static is not None:
             fixed = with_indicators(static).to(reads.dtype)
             features.append(fixed[:, None].expand(-1, reads.shape[1], -1))
-        asked = self._asked(batch)
+        if self.relations is not None:
+            found = deviations(values, times, query_times, mask)
+            together = torch.cat([x.to(reads.dtype) for x in found], dim=-1)
+            features.append(together)
         shared = self.head[:-1](torch.cat(features, dim=-1))
-        raw = _pick(self.head[-1](shared).unflatten(-1, (self.config.input_dim, -1)), asked)
+        raw = self.head[-1](shared).unflatten(-1, (self.config.input_dim, -1))
+        if self.relations is not None:  # they add to the shift
+            shift = self.relations(together)[..., None]
+            raw = raw + functional.pad(shift, (_NUM_MOVES - 1, raw.shape[-1] - _NUM_MOVES))
+        asked = self._asked(batch)
+        raw = _pick(raw, asked)
         if self.feature_head is not None:
             known = baseline.columns.to(reads.dtype).unflatten(-1, (-1, self.config.input_dim))
             raw = raw + self.feature_head(known.transpose(-1, -2), shared, asked)
