@@ -73,9 +73,10 @@ value of the variable, have as quantiles those of their own errors on the traini
 by variable. Pinball loss is the mean over the levels; coverage is the part of the values within
 the central interval. MSE of range is the mean over the variables of the squared error of the
 mean, of values divided by the range of the variable in training; the mean of a model is that of
-its quantiles. In forecasting, MAE shuffled is that after the values of each variable of a stay, but
-for the last one, were put in random order: what a model loses by it, it had from their order. Mean ± standard deviation over the splits; in brackets the number of splits
-where it is not {seeds}."""
+its quantiles. In forecasting, MAE shuffled is that after the values of each variable of a stay,
+but for the last one, were put in random order: what a model loses by it, it had from their order.
+Mean ± standard deviation over the splits; in brackets the number of splits where that is not
+{seeds}."""
 
 
 class Question(NamedTuple):

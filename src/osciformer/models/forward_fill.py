@@ -160,9 +160,10 @@ def deviations(
     far = torch.full_like(query_times, torch.inf)
     last, age = known_at(values, times, query_times.nextafter(-far), mask)
     coming, until = known_after(values, times, query_times.nextafter(far), mask)
-    is_known, is_coming = ~last.isnan(), ~coming.isnan()
-    line = _between(*(x.nan_to_num(0.0) for x in (last, age, coming, until)), is_known, is_coming)
-    has_line = is_measured & (is_known | is_coming)
+    signs = ~last.isnan(), ~coming.isnan()
+    last, age, coming, until = (x.nan_to_num(0.0) for x in (last, age, coming, until))
+    line = _between(last, age, coming, until, *signs)
+    has_line = is_measured & (signs[0] | signs[1])
     return torch.where(has_line, value - line, 0.0), is_measured
 
 

@@ -247,9 +247,10 @@ class FeatureHead(nn.Module):
         self.shared = nn.Linear(shared_dim, dim)
         first, second = nn.Linear(dim, 2 * dim), nn.Linear(2 * dim, dim)
         self.inner = nn.Sequential(nn.LayerNorm(dim), first, nn.GELU(), nn.Dropout(p), second)
-        self.last = nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, output_dim))
-        nn.init.normal_(self.last[1].weight, std=_FIRST_WEIGHTS)
-        nn.init.zeros_(self.last[1].bias)
+        last = nn.Linear(dim, output_dim)
+        nn.init.normal_(last.weight, std=_FIRST_WEIGHTS)
+        nn.init.zeros_(last.bias)
+        self.last = nn.Sequential(nn.LayerNorm(dim), last)
 
     def forward(
         self,
@@ -338,8 +339,8 @@ class QueryModel(TaskModel):
             fixed = with_indicators(static).to(reads.dtype)
             features.append(fixed[:, None].expand(-1, reads.shape[1], -1))
         if self.relations is not None:
-            found = deviations(values, times, query_times, mask)
-            together = torch.cat([x.to(reads.dtype) for x in found], dim=-1)
+            apart, measured = deviations(values, times, query_times, mask)
+            together = torch.cat((apart, measured), dim=-1).to(reads.dtype)
             features.append(together)
         shared = self.head[:-1](torch.cat(features, dim=-1))
         raw = self.head[-1](shared).unflatten(-1, (self.config.input_dim, -1))
