@@ -702,9 +702,10 @@ _SERIES_DEFAULTS: Mapping[str, Any] = {
     "learning_rate": 1e-3,
     "weight_averaging": 0.99,
 }
-_QUERY_DEFAULTS: Mapping[str, Any] = {
-    **_LENGTH,
-    "quantiles": (0.05, 0.25, 0.5, 0.75, 0.95),
+_QUERY_DEFAULTS: Mapping[str, Any] = {**_LENGTH, "quantiles": (0.05, 0.25, 0.5, 0.75, 0.95)}
+# Not for forecasts: there the feature head keeps the network from learning to read the history.
+_IMPUTATION_DEFAULTS: Mapping[str, Any] = {
+    **_QUERY_DEFAULTS,
     "num_layers": 1,
     "feature_dim": 32,
     "learning_rate": 3e-3,
@@ -713,7 +714,8 @@ _QUERY_DEFAULTS: Mapping[str, Any] = {
 #: Defaults of each task's estimator that are not those of its dataclasses.
 TASK_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     **dict.fromkeys(SERIES_TASKS, _SERIES_DEFAULTS),
-    **dict.fromkeys(QUERY_TASKS, _QUERY_DEFAULTS),
+    "forecasting": _QUERY_DEFAULTS,
+    "imputation": _IMPUTATION_DEFAULTS,
     **dict.fromkeys(EVENT_TASKS, _LENGTH),
 }
 #: Options of the backbone `osciformer` in classification and regression, unless they or a preset

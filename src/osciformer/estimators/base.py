@@ -229,7 +229,7 @@ class TrainedEstimator(SavedEstimator):
     Args:
         learning_rate: Highest learning rate.
         batch_size: Series per step, or `auto`: about an eighth of the series, 8 to 64 (to 32 for
-            forecasts and imputation).
+            imputation).
         max_epochs: Most passes over the training series, or `auto`: 15, or 600 steps (up to 200).
         validation_fraction: Part of the training series that is kept for early stopping, unless
             `fit` is given validation data; 0 for none, and then the last epoch's weights stay.

@@ -54,14 +54,11 @@ class QueryEstimator(Conformal, SeriesEstimator):
 
     quantiles: tuple[float, ...] = estimator_defaults("forecasting")["quantiles"]
     covariates: tuple[str, ...] = ()
-    num_layers: int = estimator_defaults("forecasting")["num_layers"]
     dropout: float = QueryModelConfig.dropout
-    learning_rate: float = estimator_defaults("forecasting")["learning_rate"]
 
     model_class: ClassVar[Any] = QueryModel
     config_class: ClassVar[Any] = QueryModelConfig
     direction: ClassVar[str]
-    largest_batch: ClassVar[int] = 32  # with the cost of an epoch the same, twice the steps
     transform_clips: ClassVar[bool] = False
 
     predict_quantiles: ClassVar[Callable[..., Answers]]
@@ -355,9 +352,12 @@ class OsciFormerImputer(TransformerMixin, QueryEstimator):
     """
 
     hidden_fraction: float = 0.2
+    num_layers: int = estimator_defaults("imputation")["num_layers"]
+    learning_rate: float = estimator_defaults("imputation")["learning_rate"]
 
     task: ClassVar[str] = "imputation"
     direction: ClassVar[str] = "bidirectional"
+    largest_batch: ClassVar[int] = 32  # with the cost of an epoch the same, twice the steps
 
     def _make_draw(self, sample: IrregularSeries) -> Draw:
         return queries.HideDraw(self._columns, self.hidden_fraction)
