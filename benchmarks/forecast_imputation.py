@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -69,8 +70,12 @@ the oscillator attention in the same estimator. Linear interpolation takes the n
 the ends; it, the last value and the training mean, which also stands in where a stay has no other
 value of the variable, have as quantiles those of their own errors on the training stays, variable
 by variable. Pinball loss is the mean over the levels; coverage is the part of the values within
-the central interval. Mean ± standard deviation over the splits; in brackets the number of splits
-where it is not {seeds}."""
+the central interval. MSE of range is the mean over the variables of the squared error of the
+mean, of values divided by the range of the variable in training; the mean of a model is that of
+its quantiles. In forecasting, MAE shuffled is that after the values of each variable of a stay,
+but for the last one, were put in random order: what a model loses by it, it had from their order.
+Mean ± standard deviation over the splits; in brackets the number of splits where that is not
+{seeds}."""
 
 
 class Question(NamedTuple):
@@ -97,6 +102,16 @@ def ask_after(series: IrregularSeries, cut: float, horizon: float) -> Question:
         queries.keep_rows(series, rows, series.values) for rows in (~is_later, is_asked)
     )
     return Question(shown, asked)
+
+
+def shuffle_history(series: IrregularSeries, generator: np.random.Generator) -> IrregularSeries:
+    """Put the values of each variable of a stay in random order, but for the last one."""
+    values = series.values.copy()
+    for start, stop in pairwise(series.offsets):
+        for column in values[start:stop].T:
+            earlier = np.flatnonzero(~np.isnan(column))[:-1]
+            column[earlier] = column[generator.permutation(earlier)]
+    return series.replace(values=values)
 
 
 def answer_by(model: Any, transform: SeriesTransform, question: Question) -> np.ndarray:
@@ -158,6 +173,11 @@ def score(found: np.ndarray, transform: SeriesTransform, asked: IrregularSeries)
     pinball = np.maximum(np.array(LEVELS) * error, (np.array(LEVELS) - 1.0) * error)
     absolute = np.abs(error[:, LEVELS.index(0.5)])
     count = np.bincount(column, minlength=truth.shape[1])
+    # Means of the quantile functions, as the squared error asks for means, in units of the range.
+    middles = (np.array(LEVELS[1:]) + LEVELS[:-1]) / 2.0
+    mean = said @ np.diff([0.0, *middles, 1.0])
+    span = (features.high - features.low)[column] / transform.value_scaler.scale[column]
+    squared = np.bincount(column, weights=((known - mean) / span) ** 2, minlength=truth.shape[1])
     by_variable = np.bincount(column, weights=absolute, minlength=truth.shape[1])
     variables = {
         name: round(float(total / number), 5)
@@ -170,6 +190,7 @@ def score(found: np.ndarray, transform: SeriesTransform, asked: IrregularSeries)
         "rmse": float(np.sqrt(np.square(error[:, LEVELS.index(0.5)]).mean())),
         "mae_by_variable": float(np.mean(list(variables.values()))),
         "pinball": float(pinball.mean()),
+        "mse_of_range": float((squared[count > 0] / count[count > 0]).mean()),
         "mae_of": variables,
         "values_of": dict(zip(asked.feature_names, count.tolist(), strict=True)),
     }
@@ -221,6 +242,11 @@ def work(job: Job, settings: dict[str, Any]) -> Row:
             model = OsciFormerForecaster(**chosen, horizon=HORIZON)
         found = answer_by(model.fit(train), transform, question)
         row |= training_entries(model, job, settings)
+        if task == "forecasting":
+            order = np.random.default_rng([seed, 2])
+            shuffled = question._replace(seen=shuffle_history(question.seen, order))
+            answers = answer_by(model, transform, shuffled)
+            row["mae_shuffled"] = score(answers, transform, question.asked)["mae"]
     return row | score(found, transform, question.asked)
 
 
@@ -243,9 +269,11 @@ def tables(document: Document) -> list[str]:
 
 
 def _task_table(rows: list[Row], seeds: int) -> list[str]:
-    measures = ("mae", "rmse", "mae_by_variable", "pinball", *COVERAGES, "fit_seconds")
-    titles = ["method", "MAE", "RMSE", "MAE by variable", "pinball loss"]
+    measures = ("mae", "rmse", "mae_by_variable", "pinball", "mse_of_range", *COVERAGES)
+    measures = (*measures, "mae_shuffled", "fit_seconds")
+    titles = ["method", "MAE", "RMSE", "MAE by variable", "pinball loss", "MSE of range, 1e-3"]
     titles += [f"{name.removeprefix('coverage_')} % interval" for name in COVERAGES]
+    titles += ["MAE shuffled"]
     body = []
     for method in METHODS:
         found = [row for row in rows if row["method"] == method]
@@ -255,6 +283,8 @@ def _task_table(rows: list[Row], seeds: int) -> list[str]:
         line = [method.replace("_", " ") if method not in BACKBONES else f"`{method}`"]
         for measure in measures:
             numbers = [row[measure] for row in found if row.get(measure) is not None]
+            if measure == "mse_of_range":
+                numbers = [1e3 * number for number in numbers]
             line.append(spread(numbers, "{:.0f}" if measure == "fit_seconds" else "{:.3f}"))
         line[0] += short
         body.append(line)

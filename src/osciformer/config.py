@@ -465,6 +465,7 @@ class QueryModelConfig(TaskConfig):
         quantiles: Levels of the predicted quantiles, increasing, within (0, 1).
         direction: `causal`, for forecasts: only observations at or before a query time count; or
             `bidirectional`, for imputation.
+        feature_dim: Width of the part of the head that each feature has of its own; 0 for none.
     """
 
     # Both are lower: a series has many targets, and hidden values make neighbours hard to predict.
@@ -472,6 +473,8 @@ class QueryModelConfig(TaskConfig):
     observation_dropout: float = setting(0.0, within=FRACTION)
     quantiles: tuple[float, ...] = setting((0.1, 0.5, 0.9))
     direction: Direction = setting("causal", panel="")
+    # What models have whose files name none; so this must stay, whatever estimators prefer.
+    feature_dim: int = setting(0, within=NOT_NEGATIVE)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -705,10 +708,19 @@ _SERIES_DEFAULTS: Mapping[str, Any] = {
     "weight_averaging": 0.99,
 }
 _QUERY_DEFAULTS: Mapping[str, Any] = {**_LENGTH, "quantiles": (0.05, 0.25, 0.5, 0.75, 0.95)}
+# Not for forecasts: there the feature head keeps the network from learning to read the history.
+_IMPUTATION_DEFAULTS: Mapping[str, Any] = {
+    **_QUERY_DEFAULTS,
+    "num_layers": 1,
+    "feature_dim": 32,
+    "learning_rate": 3e-3,
+    "weight_averaging": 0.99,
+}
 #: Defaults of each task's estimator that are not those of its dataclasses.
 TASK_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     **dict.fromkeys(SERIES_TASKS, _SERIES_DEFAULTS),
-    **dict.fromkeys(QUERY_TASKS, _QUERY_DEFAULTS),
+    "forecasting": _QUERY_DEFAULTS,
+    "imputation": _IMPUTATION_DEFAULTS,
     **dict.fromkeys(EVENT_TASKS, _LENGTH),
 }
 #: Options of the backbone `osciformer` in classification and regression, unless they or a preset

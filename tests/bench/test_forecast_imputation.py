@@ -132,6 +132,7 @@ def test_the_table_has_both_tasks_and_their_methods(tmp_path):
         "rmse": 1.0,
         "mae_by_variable": 0.5,
         "pinball": 0.1,
+        "mse_of_range": 0.005,
         **dict.fromkeys(script.COVERAGES, 0.7),
         "values": 1234,
         "train_size": 80,
@@ -145,6 +146,19 @@ def test_the_table_has_both_tasks_and_their_methods(tmp_path):
     assert "## Forecasting" in lines
     assert "## Imputation" not in lines
     assert "1,234 scored values of 20 test stays a split, 80 training stays." in lines
-    spread = " | ".join(f"{mean} ± 0.000" for mean in ("1.000", "0.500", "0.100", *["0.700"] * 3))
-    assert f"| `osciformer` | 0.500 ± 0.354 | {spread} | 9 ± 0 |" in lines
-    assert f"| mean | 0.500 ± 0.354 | {spread} | - |" in lines
+    means = ("1.000", "0.500", "0.100", "5.000", *["0.700"] * 3)
+    spread = " | ".join(f"{mean} ± 0.000" for mean in means)
+    assert f"| `osciformer` | 0.500 ± 0.354 | {spread} | - | 9 ± 0 |" in lines
+    assert f"| mean | 0.500 ± 0.354 | {spread} | - | - |" in lines
+
+
+def test_a_shuffled_history_keeps_its_last_values_and_what_they_are():
+    series = stays(20)
+    found = script.shuffle_history(series, np.random.default_rng(0))
+    assert not np.array_equal(found.values, series.values, equal_nan=True)
+    for before, after in zip(series, found, strict=True):
+        for old, new in zip(before.values.T, after.values.T, strict=True):
+            known = ~np.isnan(old)
+            assert np.array_equal(known, ~np.isnan(new))
+            assert sorted(old[known]) == sorted(new[known])
+            assert (old[known][-1:] == new[known][-1:]).all()

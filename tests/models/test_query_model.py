@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from osciformer.models import QueryModel, QueryModelConfig
 from osciformer.models.forward_fill import AgeScale, baseline_prediction
@@ -19,6 +19,7 @@ NAN = torch.nan
 
 def make(backbone: str = "osciformer", direction: str = "causal", **settings) -> QueryModel:
     sizes = {"input_dim": FEATURES, "static_dim": STATIC, "dim": 8, "quantiles": QUANTILES}
+    sizes |= {"feature_dim": 4}
     config = QueryModelConfig(**{**sizes, "backbone": backbone, "direction": direction, **settings})
     batch = make_batch()
     return QueryModel(config).fit_time_scale(batch.times, batch.mask).eval()
@@ -27,16 +28,21 @@ def make(backbone: str = "osciformer", direction: str = "causal", **settings) ->
 def stir(model: QueryModel) -> QueryModel:
     """Return the model far from its start, where every part of it speaks."""
     with torch.no_grad():
-        for parameter in (*model.head.parameters(), model.distance_slopes):
+        heads = [model.head, *filter(None, [model.feature_head])]
+        for parameter in (*nn.ModuleList(heads).parameters(), model.distance_slopes):
             parameter.add_(0.3 * torch.randn_like(parameter))
     return model
 
 
-@pytest.mark.parametrize("carry", [False, True], ids=["values", "carry"])
+@pytest.mark.parametrize(
+    "settings",
+    [{"carry": False, "feature_dim": 0}, {"carry": True}],
+    ids=["values", "carry-and-feature-head"],
+)
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("backbone", BACKBONES)
-def test_padding_changes_nothing_and_quantiles_never_cross(backbone, direction, carry):
-    model = stir(make(backbone, direction, carry=carry))
+def test_padding_changes_nothing_and_quantiles_never_cross(backbone, direction, settings):
+    model = stir(make(backbone, direction, **settings))
     batch = make_batch(queries=6)
     out = model(batch)
     assert out.shape == (4, 6, FEATURES, len(QUANTILES))
@@ -84,8 +90,9 @@ def test_reads_do_not_depend_on_each_other(backbone, direction):
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("backbone", BACKBONES)
 def test_gradients_reach_all_parameters_and_are_finite(backbone, direction):
-    model = make(backbone, direction).train()
-    out = model(make_batch(queries=6))
+    model, batch = make(backbone, direction).train(), make_batch(queries=6)
+    batch.query_times[:, :3] = batch.times[:, 2:5]  # where features are measured together
+    out = model(batch)
     (out * torch.randn_like(out)).sum().backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
@@ -190,3 +197,41 @@ def test_observations_are_hidden_in_training_only():
     model, batch = make(dropout=0.0, observation_dropout=0.5), make_batch(queries=3)
     assert torch.equal(model(batch), model(batch))
     assert not torch.equal(model.train()(batch), model(batch))
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_training_answers_what_has_a_target_as_prediction_does(direction):
+    model, batch = stir(make(direction=direction, dropout=0.0)), make_batch(queries=6)
+    targets = torch.randn(4, 6, FEATURES)
+    targets[torch.rand_like(targets) < 0.5] = NAN
+    asked = ~targets.isnan()
+    wanted = model(replace(batch, targets=targets))
+    found = model.train()(replace(batch, targets=targets))
+    torch.testing.assert_close(found[asked], wanted[asked])
+    assert (found[~asked] == 0).all()
+    assert (wanted[~asked] != 0).any()
+
+
+def test_the_head_of_a_feature_reads_what_is_known_of_that_feature():
+    """The part that is a feature's own: with the shared inputs cut off, others have no say."""
+    model, batch = stir(make(direction="bidirectional")), make_batch(ragged=False, queries=6)
+    with torch.no_grad():
+        model.head[0].weight.zero_()
+    out = model(batch)
+    changed = batch.values.clone()
+    changed[..., 0] += 1.0
+    moved = (model(replace(batch, values=changed)) - out).abs().amax(dim=(0, 1, 3))
+    assert moved[0] > 0.1
+    assert (moved[1:] == 0).all()
+
+
+def test_what_is_measured_at_the_query_time_speaks_through_the_relations():
+    model, batch = make(direction="bidirectional"), make_batch(ragged=False, queries=1)
+    values = batch.values.clone()
+    values[:, :, :2], values[:, 4, 0] = 0.0, NAN  # the first is hidden where the second jumps
+    values[:, 4, 1] = 2.0
+    batch = replace(batch, values=values, query_times=batch.times[:, 4:5])
+    before = model(batch)[:, 0, 0]
+    with torch.no_grad():
+        model.relations.weight[0, 1] = 0.7
+    torch.testing.assert_close(model(batch)[:, 0, 0], before + 1.4)

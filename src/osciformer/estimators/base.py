@@ -80,6 +80,8 @@ def training_length(
     batch_size: int | Auto = "auto",
     max_epochs: int | Auto = "auto",
     patience: int | Auto | None = "auto",
+    *,
+    largest_batch: int = LARGEST_BATCH,
 ) -> Length:
     """Return the settings with numbers in place of `auto`.
 
@@ -94,7 +96,7 @@ def training_length(
         return usual if isinstance(value, str) else value
 
     eighth = 1 << (max(1, num_series // 8).bit_length() - 1)
-    size = settle("batch_size", batch_size, min(LARGEST_BATCH, max(_SMALLEST_BATCH, eighth)))
+    size = settle("batch_size", batch_size, min(largest_batch, max(_SMALLEST_BATCH, eighth)))
     steps = max(1, -(-num_series // max(1, size)))
     enough = min(_MOST_EPOCHS, max(_FEWEST_EPOCHS, -(-_STEPS // steps)))
     epochs = settle("max_epochs", max_epochs, enough)
@@ -226,7 +228,8 @@ class TrainedEstimator(SavedEstimator):
 
     Args:
         learning_rate: Highest learning rate.
-        batch_size: Series per step, or `auto`: about an eighth of the series, 8 to 64.
+        batch_size: Series per step, or `auto`: about an eighth of the series, 8 to 64 (to 32 for
+            imputation).
         max_epochs: Most passes over the training series, or `auto`: 15, or 600 steps (up to 200).
         validation_fraction: Part of the training series that is kept for early stopping, unless
             `fit` is given validation data; 0 for none, and then the last epoch's weights stay.
@@ -261,6 +264,7 @@ class TrainedEstimator(SavedEstimator):
 
     model_class: ClassVar[Any]
     config_class: ClassVar[Any]
+    largest_batch: ClassVar[int] = LARGEST_BATCH  # in training, if the batch size is `auto`
 
     def settings(self) -> dict[str, Any]:
         """Return every setting by name with the value that holds: given, or the default.
@@ -363,7 +367,11 @@ class TrainedEstimator(SavedEstimator):
 
     def _train_config(self, seed: int, num_series: int) -> TrainConfig:
         settings = self.settings()
-        length = training_length(num_series, *(settings[name] for name in Length._fields))
+        length = training_length(
+            num_series,
+            *(settings[name] for name in Length._fields),
+            largest_batch=self.largest_batch,
+        )
         others = {"seed": seed, "verbose": self.verbose}
         return TrainConfig.from_dict({**_of(TrainConfig, settings), **length._asdict(), **others})
 

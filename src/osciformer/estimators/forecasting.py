@@ -352,9 +352,12 @@ class OsciFormerImputer(TransformerMixin, QueryEstimator):
     """
 
     hidden_fraction: float = 0.2
+    num_layers: int = estimator_defaults("imputation")["num_layers"]
+    learning_rate: float = estimator_defaults("imputation")["learning_rate"]
 
     task: ClassVar[str] = "imputation"
     direction: ClassVar[str] = "bidirectional"
+    largest_batch: ClassVar[int] = 32  # with the cost of an epoch the same, twice the steps
 
     def _make_draw(self, sample: IrregularSeries) -> Draw:
         return queries.HideDraw(self._columns, self.hidden_fraction)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from osciformer._types import Float, Mask, QueryTimes, Tensor, Times, Values
+from osciformer._types import Bool, Float, Mask, QueryTimes, Tensor, Times, Values
 from osciformer.nn.parameters import ExactBuffers
 from osciformer.nn.timeline import last_observation, take_tokens
 from osciformer.ops.padding import clean_times
@@ -132,16 +132,49 @@ def baseline_prediction(
     coming, until = known_after(values, times, query_times, mask)
     is_coming = ~coming.isnan()
     coming, until = coming.nan_to_num(0.0), until.nan_to_num(0.0)
-    # If only one side is known, the share goes to it; at a measurement both sides agree.
-    share = torch.where(is_known, age, 1.0) / torch.where(is_known & is_coming, age + until, 1.0)
-    share = torch.where(is_coming, share, 0.0).nan_to_num(0.0)
-    base = torch.lerp(last, coming, share)
+    base = _between(last, age, coming, until, is_known, is_coming)
     level = _running_mean(values)[:, -1:].expand_as(base).nan_to_num(0.0)
     ahead = age_scale(until)
     nearest = torch.where(is_known, torch.where(is_coming, scaled.minimum(ahead), scaled), ahead)
     signs = (is_known.to(last.dtype), is_coming.to(last.dtype))
     columns = torch.cat((last, coming, base, level, scaled, ahead), dim=-1)
     return BaselinePrediction(base, level, nearest, torch.cat((columns, *signs), dim=-1))
+
+
+def deviations(
+    values: Values, times: Times, query_times: QueryTimes, mask: Mask
+) -> tuple[Float[Tensor, "B M F"], Bool[Tensor, "B M F"]]:
+    """Return how far features measured at a time are from the line between their neighbours.
+
+    What is measured together deviates together. A feature that is not measured at the query time,
+    or never before and after it, deviates by 0; the second result says which ones are measured.
+
+    Example:
+        >>> values, times = torch.tensor([[[1.0], [5.0], [3.0]]]), torch.tensor([[0.0, 1.0, 2.0]])
+        >>> mask = torch.ones(1, 3, dtype=torch.bool)
+        >>> deviations(values, times, torch.tensor([[0.5, 1.0]]), mask)[0].flatten()
+        tensor([0., 3.])
+    """
+    value, age = known_at(values, times, query_times, mask)
+    is_measured = age == 0
+    far = torch.full_like(query_times, torch.inf)
+    last, age = known_at(values, times, query_times.nextafter(-far), mask)
+    coming, until = known_after(values, times, query_times.nextafter(far), mask)
+    signs = ~last.isnan(), ~coming.isnan()
+    last, age, coming, until = (x.nan_to_num(0.0) for x in (last, age, coming, until))
+    line = _between(last, age, coming, until, *signs)
+    has_line = is_measured & (signs[0] | signs[1])
+    return torch.where(has_line, value - line, 0.0), is_measured
+
+
+def _between(
+    last: Tensor, age: Tensor, coming: Tensor, until: Tensor, is_known: Tensor, is_coming: Tensor
+) -> Float[Tensor, "B M F"]:
+    """Return the line between two values; if only one is known, that one."""
+    # At a measurement both sides agree.
+    share = torch.where(is_known, age, 1.0) / torch.where(is_known & is_coming, age + until, 1.0)
+    share = torch.where(is_coming, share, 0.0).nan_to_num(0.0)
+    return torch.lerp(last, coming, share)
 
 
 def _running_mean(values: Values) -> Values:

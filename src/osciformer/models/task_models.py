@@ -9,13 +9,14 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from osciformer._types import Float, Mask, QueryTimes, Static, Tensor, Times, Values
+from osciformer._types import Bool, Float, Mask, QueryTimes, Static, Tensor, Times, Values
 from osciformer.config import QueryModelConfig, SeriesModelConfig, TaskConfig
 from osciformer.models.backbones import Backbone, make_backbone
 from osciformer.models.forward_fill import (
     AgeScale,
     BaselinePrediction,
     baseline_prediction,
+    deviations,
     forward_fill,
 )
 from osciformer.models.variables import VariableEncoder
@@ -63,6 +64,10 @@ class QueryBatch(SeriesBatch, Protocol):
     @property
     def query_mask(self) -> Tensor | None:
         """True where there is a query `[B, M]`."""
+
+    @property
+    def targets(self) -> Tensor | None:
+        """Values that training asks for `[B, M, F]`; NaN is not asked."""
 
 
 class _Series(NamedTuple):
@@ -251,6 +256,45 @@ def summarise_series(
     return torch.cat(found, dim=-1)
 
 
+class FeatureHead(nn.Module):
+    """What the history of each feature adds to the outputs of the head, in the light of the rest.
+
+    What is known of a feature goes through weights of its own, what all share through gates of its
+    own; a network that all features have in common turns their sum into outputs.
+    """
+
+    def __init__(
+        self, input_dim: int, known_dim: int, shared_dim: int, dim: int, output_dim: int, p: float
+    ) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(input_dim, known_dim, dim) / known_dim**0.5)
+        self.bias = nn.Parameter(0.1 * torch.randn(input_dim, dim))
+        self.gate = nn.Parameter(1.0 + 0.1 * torch.randn(input_dim, dim))
+        self.shared = nn.Linear(shared_dim, dim)
+        first, second = nn.Linear(dim, 2 * dim), nn.Linear(2 * dim, dim)
+        self.inner = nn.Sequential(nn.LayerNorm(dim), first, nn.GELU(), nn.Dropout(p), second)
+        last = nn.Linear(dim, output_dim)
+        nn.init.normal_(last.weight, std=_FIRST_WEIGHTS)
+        nn.init.zeros_(last.bias)
+        self.last = nn.Sequential(nn.LayerNorm(dim), last)
+
+    def forward(
+        self,
+        known: Float[Tensor, "B M F K"],
+        shared: Float[Tensor, "B M S"],
+        asked: Bool[Tensor, "B M F"] | None,
+    ) -> Float[Tensor, "*A P"]:
+        """Return outputs `[B, M, F, P]`, or `[A, P]` of the A pairs that are asked."""
+        states = torch.einsum("bmfk,fkd->bmfd", known, self.weight) + self.bias
+        states = states + self.shared(shared)[:, :, None] * self.gate
+        states = _pick(states, asked)
+        return cast("Tensor", self.last(states + self.inner(states)))
+
+
+def _pick(x: Float[Tensor, "B M F *S"], asked: Bool[Tensor, "B M F"] | None) -> Tensor:
+    return x if asked is None else x[asked]
+
+
 class QueryModel(TaskModel):
     r"""Quantiles of every feature at any time, as corrections of a baseline prediction.
 
@@ -263,7 +307,11 @@ class QueryModel(TaskModel):
     The base is the last known value (`causal`) or the linear interpolation (`bidirectional`), the
     level is the mean of the series. Each gate also has a slope in the time to the nearest known
     value. An untrained model predicts the base. Other quantiles add or subtract sums of positive
-    steps, so they never cross. Call `fit_time_scale` once, before the optimizer is built.
+    steps, so they never cross. With `feature_dim` a `FeatureHead` adds to the network's outputs; in
+    training it runs for the pairs of query and feature that have a target, and the quantiles of
+    others are 0. In both directions the network then also gets the `deviations` of what is measured
+    at the query time, and a linear map of them adds to the shift. Call `fit_time_scale` once,
+    before the optimizer is built.
     """
 
     def __init__(self, config: QueryModelConfig) -> None:
@@ -275,9 +323,18 @@ class QueryModel(TaskModel):
         known = BaselinePrediction.num_columns(config.input_dim, config.direction)
         width = config.dim + known + 2 * config.static_dim
         per_feature = _NUM_MOVES + len(config.quantiles) - 1
-        last = nn.Linear(2 * config.dim, config.input_dim * per_feature)
-        first = nn.Linear(width, 2 * config.dim)
-        self.head = nn.Sequential(first, nn.GELU(), nn.Dropout(config.dropout), last)
+        hidden = (4 if config.feature_dim else 2) * config.dim
+        # What features measured at the query time say of each other, and a linear map of it.
+        self.relations: nn.Linear | None = None
+        if config.feature_dim and config.direction == "bidirectional":
+            self.relations = nn.Linear(2 * config.input_dim, config.input_dim, bias=False)
+            nn.init.zeros_(self.relations.weight)
+            width += 2 * config.input_dim
+        # Noise on the hidden layer would blur exact relations, such as of blood pressures.
+        dropout = config.dropout if self.relations is None else 0.0
+        last = nn.Linear(hidden, config.input_dim * per_feature)
+        first = nn.Linear(width, hidden)
+        self.head = nn.Sequential(first, nn.GELU(), nn.Dropout(dropout), last)
         # Both gates and the spreads depend on the distance to the nearest known value.
         self.distance_slopes = nn.Parameter(torch.zeros(3, config.input_dim))
         nn.init.normal_(last.weight, std=_FIRST_WEIGHTS)
@@ -287,6 +344,10 @@ class QueryModel(TaskModel):
         bias = torch.cat((torch.zeros(_NUM_MOVES), spreads.expm1().log()))  # inverse of softplus
         with torch.no_grad():
             last.bias.copy_(bias.repeat(config.input_dim))
+        self.feature_head: FeatureHead | None = None
+        if config.feature_dim:
+            sizes = known // config.input_dim, hidden, config.feature_dim, per_feature
+            self.feature_head = FeatureHead(config.input_dim, *sizes, config.dropout)
         self._middle = config.quantiles.index(min(config.quantiles, key=lambda q: abs(q - 0.5)))
 
     def forward(self, batch: QueryBatch) -> Float[Tensor, "B M F Q"]:
@@ -303,16 +364,44 @@ class QueryModel(TaskModel):
         if static is not None:
             fixed = with_indicators(static).to(reads.dtype)
             features.append(fixed[:, None].expand(-1, reads.shape[1], -1))
-        return self._quantiles(self.head(torch.cat(features, dim=-1)), baseline)
+        if self.relations is not None:
+            apart, measured = deviations(values, times, query_times, mask)
+            together = torch.cat((apart, measured), dim=-1).to(reads.dtype)
+            features.append(together)
+        shared = self.head[:-1](torch.cat(features, dim=-1))
+        raw = self.head[-1](shared).unflatten(-1, (self.config.input_dim, -1))
+        if self.relations is not None:  # they add to the shift
+            shift = self.relations(together)[..., None]
+            raw = raw + functional.pad(shift, (_NUM_MOVES - 1, raw.shape[-1] - _NUM_MOVES))
+        asked = self._asked(batch)
+        raw = _pick(raw, asked)
+        if self.feature_head is not None:
+            known = baseline.columns.to(reads.dtype).unflatten(-1, (-1, self.config.input_dim))
+            raw = raw + self.feature_head(known.transpose(-1, -2), shared, asked)
+        found = self._quantiles(raw, baseline, asked)
+        if asked is None:
+            return found
+        return found.new_zeros(*asked.shape, found.shape[-1]).index_put((asked,), found)
 
-    def _quantiles(self, raw: Float[Tensor, "B M P"], baseline: BaselinePrediction) -> Tensor:
-        """Return the quantiles `[B, M, F, Q]` from the head's outputs."""
+    def _asked(self, batch: QueryBatch) -> Bool[Tensor, "B M F"] | None:
+        """Return which pairs of query and feature are worth the work; None is all."""
+        if not self.training or self.feature_head is None or batch.targets is None:
+            return None
+        asked = ~batch.targets.isnan()
+        return asked if batch.query_mask is None else asked & batch.query_mask[..., None]
+
+    def _quantiles(
+        self,
+        raw: Float[Tensor, "*A P"],
+        baseline: BaselinePrediction,
+        asked: Bool[Tensor, "B M F"] | None,
+    ) -> Float[Tensor, "*A Q"]:
+        """Return the quantiles from the outputs of the head, `[B, M, F, 3 + Q - 1]` or fewer."""
         raw = raw.to(torch.promote_types(raw.dtype, torch.float32))
-        raw = raw.unflatten(-1, (self.config.input_dim, -1))  # [B, M, F, 3 + Q - 1]
         slopes = baseline.distance[..., None] * self.distance_slopes.T  # [B, M, F, 3]
+        base, level, slopes = (_pick(x, asked) for x in (baseline.base, baseline.level, slopes))
         to_level, to_mean = torch.tanh(raw[..., :2] + slopes[..., :2]).unbind(-1)
-        base = baseline.base
-        median = base + to_level * (baseline.level - base) - to_mean * base + raw[..., 2]
+        median = base + to_level * (level - base) - to_mean * base + raw[..., 2]
         median = median[..., None]
         steps = functional.softplus(raw[..., _NUM_MOVES:] + slopes[..., 2:])
         below, above = steps[..., : self._middle], steps[..., self._middle :]
