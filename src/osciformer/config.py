@@ -708,7 +708,7 @@ _SERIES_DEFAULTS: Mapping[str, Any] = {
     "weight_averaging": 0.99,
 }
 _QUERY_DEFAULTS: Mapping[str, Any] = {**_LENGTH, "quantiles": (0.05, 0.25, 0.5, 0.75, 0.95)}
-# Not for forecasts: there the feature head keeps the network from learning to read the history.
+# Not for forecasts: those of series whose history matters were worse with the feature head.
 _IMPUTATION_DEFAULTS: Mapping[str, Any] = {
     **_QUERY_DEFAULTS,
     "num_layers": 1,
