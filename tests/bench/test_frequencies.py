@@ -15,7 +15,7 @@ from .scripts import load
 @pytest.mark.parametrize("case", script.CASES)
 def test_the_signal_is_a_sine_of_the_frequency_of_the_label(case):
     settings = script.CASES[case]
-    series = script.make_series(30, 3, **settings)
+    series = script.make_series(50, 3, **settings)
     middle = settings.get("variables", 1) // 2
     residuals = []
     for one, label in zip(series, series.labels, strict=True):
