@@ -85,10 +85,10 @@ and all randomness of training. `resonator` is `ResonatorClassifier`, `osciforme
 same training, and where `resonator` was not run by itself at a seed, it is the latter's resonators.
 They see no test series before they are scored. The network keeps a tenth of the training series,
 class by class, for early stopping and to be weighed. `gru_d` and `transformer`
-take its place in the same estimator, with the same inputs, width and training, and without
-resonators beside them. `multirocket_hydra` and `rocket` are those of aeon with default settings,
-and `inception` is one network like those of InceptionTime. They are given rows on a grid:
-interpolated linearly at each series' own steps 0, 1, ... (constant before the first and after the
+take its place in the same estimator, with the same inputs, width and training, without
+resonators beside them and without its encoder of variables. `multirocket_hydra` and `rocket` are
+those of aeon with default settings, and `inception` is one network like those of InceptionTime.
+They are given rows on a grid: interpolated linearly at each series' own steps 0, 1, ... (constant before the first and after the
 last row that stayed), and the last one repeated up to the length of the longest training series;
 series of fewer than 10 steps are interpolated at 10 points. Test accuracy, mean ± standard
 deviation over the seeds; in brackets the number of seeds where it is not {seeds}."""

@@ -466,6 +466,9 @@ class QueryModelConfig(TaskConfig):
         direction: `causal`, for forecasts: only observations at or before a query time count; or
             `bidirectional`, for imputation.
         feature_dim: Width of the part of the head that each feature has of its own; 0 for none.
+            With it the head's hidden layer is twice as wide. For imputation it then has no dropout,
+            and also sees how far what is measured at the query time is from the line between its
+            neighbours.
     """
 
     # Both are lower: a series has many targets, and hidden values make neighbours hard to predict.

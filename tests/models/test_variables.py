@@ -114,6 +114,17 @@ def test_lines_reach_from_a_slow_turn_to_the_small_gaps(span: float) -> None:
     assert 2.0 <= 1.0 / (float(lines.step) * span) <= 4.0
 
 
+@pytest.mark.parametrize("dim", [5, 18])
+def test_any_width_will_do(dim: int) -> None:
+    assert make(dim=dim, num_heads=1)(make_batch()).isfinite().all()
+
+
+def test_times_may_be_many() -> None:
+    times = torch.arange(2**24 + 8, dtype=torch.float64)[None]  # more than torch.quantile takes
+    lines = VariableEncoder(1).fit_time_scale(times).lines
+    assert lines.step.item() == pytest.approx(0.5 / times.amax().item())
+
+
 def test_the_last_values_of_each_variable_reach_its_own_token(monkeypatch) -> None:
     model, batch, seen = make(statistics=("last", "count")), make_batch(), []
     assert model.variables is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, Self, cast
 
@@ -169,6 +170,7 @@ class SeriesModel(TaskModel):
                 static_dim=config.static_dim,
                 num_statistics=num_statistics,
                 dim=config.dim,
+                num_heads=math.gcd(4, config.dim),  # whatever the width
                 dropout=config.dropout,
             )
             width += self.variables.output_dim

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -54,7 +55,9 @@ class LineGrid(ExactBuffers):
             return self
         times = clean_times(times.double(), mask)
         spans = times.amax(dim=1) - times.amin(dim=1)
-        span, top = float(spans[spans > 0].median()), 0.5 / float(gaps.quantile(_SMALL_GAP))
+        # NumPy's quantile takes any number of gaps, torch's does not.
+        small = float(np.quantile(gaps.cpu().numpy(), _SMALL_GAP))
+        span, top = float(spans[spans > 0].median()), 0.5 / small
         density = min(max(self.most / (top * span), _DENSITY[0]), _DENSITY[1])
         self.step.fill_(1.0 / (density * span))
         self.count.fill_(min(self.most, max(1, math.ceil(top * density * span - 1e-6))))
