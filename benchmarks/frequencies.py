@@ -72,20 +72,19 @@ SHOWN = ("resonator", "osciformer", "network", "lomb_scargle", "gru_d")
 LINES = np.arange(1, 201) * 0.005
 
 PROTOCOL = """\
-Protocol: {train} training and {test} test series. A class is a frequency (two: 0.35, 0.65; three:
-0.45, 0.50, 0.55; ten: from 0.30 to 0.75; forty-one, from 0.30 to 0.70 by 0.01, a turn over the span
-apart, with seven times as many training series). A series is a sine of that frequency, of
-amplitude 1 and
-random phase, with normal noise of deviation 0.5, at random times, uniform on [0, 100], another set
-for each series. With drift the frequency rises by 10 % from the first time to the last. Of 5
-variables the third carries the signal; the others are, in turn, random walks and noise; they are
-seen at the same times, or each at 60 times of its own. `resonator` is `ResonatorClassifier`,
-`osciformer` is `OsciFormerClassifier`, both with default settings; `network` is the latter's
-network alone, of the same training. `lomb_scargle` is logistic regression on scipy's normalised
-spectra with a floating mean, at 200 frequencies from 0.005 to 1, a range that it is told; it has
-the better, on the test series, of raw spectra with C = 100 and standardised ones with C = 1.
-Accuracy, mean ± standard deviation over the seeds; in brackets the number of seeds where it is not
-{seeds}."""
+Protocol: {train} training and {test} test series. A class is a frequency (two: 0.35, 0.65;
+three: 0.45, 0.50, 0.55; ten: from 0.30 to 0.75; forty-one, from 0.30 to 0.70 by 0.01, a turn
+over the span apart, with seven times as many training series). A series is a sine of that
+frequency, of amplitude 1 and random phase, with normal noise of deviation 0.5, at random times,
+uniform on [0, 100], another set for each series. With drift the frequency rises by 10 % from
+the first time to the last. Of 5 variables the third carries the signal; the others are, in
+turn, random walks and noise; they are seen at the same times, or each at 60 times of its own.
+`resonator` is `ResonatorClassifier`, `osciformer` is `OsciFormerClassifier`, both with default
+settings; `network` is the latter's network alone, of the same training. `lomb_scargle` is
+logistic regression on scipy's normalised spectra with a floating mean, at 200 frequencies from
+0.005 to 1, a range that it is told; it has the better, on the test series, of raw spectra with
+C = 100 and standardised ones with C = 1. Accuracy, mean ± standard deviation over the seeds; in
+brackets the number of seeds where it is not {seeds}."""
 
 
 def make_series(

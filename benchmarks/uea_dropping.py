@@ -78,20 +78,21 @@ FEWEST_STEPS = 10
 
 PROTOCOL = """\
 Protocol: the archive's own training and test series. Of each series, in both parts, the given
-percentage of its rows (all channels of a time step, rounded down, at least 2 rows stay) is removed
-at random before anything else; the rows that stay keep their times. A seed decides which rows go
-and all randomness of training. `resonator` is `ResonatorClassifier`, `osciformer` is
-`OsciFormerClassifier`, both with default settings; `network` is the latter's network alone, of the
-same training, and where `resonator` was not run by itself at a seed, it is the latter's resonators.
-They see no test series before they are scored. The network keeps a tenth of the training series,
-class by class, for early stopping and to be weighed. `gru_d` and `transformer`
+percentage of its rows (all channels of a time step, rounded down, at least 2 rows stay) is
+removed at random before anything else; the rows that stay keep their times. A seed decides
+which rows go and all randomness of training. `resonator` is `ResonatorClassifier`, `osciformer`
+is `OsciFormerClassifier`, both with default settings; `network` is the latter's network alone,
+of the same training, and where `resonator` was not run by itself at a seed, it is the latter's
+resonators. They see no test series before they are scored. The network keeps a tenth of the
+training series, class by class, for early stopping and to be weighed. `gru_d` and `transformer`
 take its place in the same estimator, with the same inputs, width and training, without
-resonators beside them and without its encoder of variables. `multirocket_hydra` and `rocket` are
-those of aeon with default settings, and `inception` is one network like those of InceptionTime.
-They are given rows on a grid: interpolated linearly at each series' own steps 0, 1, ... (constant before the first and after the
-last row that stayed), and the last one repeated up to the length of the longest training series;
-series of fewer than 10 steps are interpolated at 10 points. Test accuracy, mean ± standard
-deviation over the seeds; in brackets the number of seeds where it is not {seeds}."""
+resonators beside them and without its encoder of variables. `multirocket_hydra` and `rocket`
+are those of aeon with default settings, and `inception` is one network like those of
+InceptionTime. They are given rows on a grid: interpolated linearly at each series' own steps 0,
+1, ... (constant before the first and after the last row that stayed), and the last one repeated
+up to the length of the longest training series; series of fewer than 10 steps are interpolated
+at 10 points. Test accuracy, mean ± standard deviation over the seeds; in brackets the number of
+seeds where it is not {seeds}."""
 
 
 def drop_rows(
