@@ -185,6 +185,9 @@ def test_bad_calls_say_what_to_do(model: Any, data: Any) -> None:
         plot_spectra([])
     with pytest.raises(ValueError, match="must not be empty; the model may have no osc"):
         plot_attention([])
+    found = attend_classes(model, data)._replace(layers=(), weights=np.empty((0, 2, 20)))
+    with pytest.raises(ValueError, match="has no layers; the model may have no osc"):
+        plot_class_attention(found)
     with pytest.raises(TypeError, match="must be a fitted classifier; got object"):
         attend_classes(object(), data)
     with pytest.raises(TypeError, match="must have resonators; this object has none"):

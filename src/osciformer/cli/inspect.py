@@ -86,7 +86,9 @@ def _some(
     if chosen is not None:
         places = np.append(places, np.flatnonzero(np.isin(data.ids, chosen.ids)))
     places = np.unique(places)
-    if truth is None and getattr(data, "labels", None) is not None:
+    if model.task not in SERIES_TASKS:
+        truth = None  # labels that the file has are not what is predicted
+    elif truth is None and getattr(data, "labels", None) is not None:
         truth = labels_of(data)
     some = concatenate(list(chunks(take(data, places))))
     return some.replace(labels=None, static_names=some.static_names), (

@@ -84,8 +84,10 @@ def plot_trajectories(
 
 def plot_class_attention(found: ClassAttention) -> Any:
     """Return a figure of where last rows look, a line per class and a panel per layer."""
-    figure, axes = panels(max(1, len(found.layers)), 1)
-    for axis, layer, weights in zip(axes[:, 0], found.layers, found.weights, strict=False):
+    if not found.layers:
+        raise ValueError("found has no layers; the model may have no oscillator attention")
+    figure, axes = panels(len(found.layers), 1)
+    for axis, layer, weights in zip(axes[:, 0], found.layers, found.weights, strict=True):
         for number, (name, curve) in enumerate(zip(found.classes, weights, strict=True)):
             style = {"color": COLOURS[number % 8], "linestyle": STYLES[number % 8]}
             axis.stairs(curve, found.edges, label=plain(name), linewidth=1.4, **style)

@@ -13,6 +13,7 @@ import pytest
 
 from osciformer.cli.predict import Model
 from osciformer.cli.report import write_report
+from osciformer.cli.report.page import assemble
 from osciformer.data import from_frame
 from osciformer.estimators import OsciFormerClassifier
 from osciformer.explain import leave_one_out
@@ -23,6 +24,14 @@ PICTURE = "<img src=x onerror=window.hacked=2>"
 PHONE = 390
 CHARTS = """JSON.stringify([...document.querySelectorAll('SCOPE canvas')].map((canvas) =>
     Chart.getChart(canvas).data.datasets.map((set) => [set.data, set.pointBackgroundColor])))"""
+
+PRESS = """((place) => {
+    const canvas = document.querySelectorAll('#series canvas')[1];
+    const { x, y } = Chart.getChart(canvas).getDatasetMeta(0).data[place];
+    const box = canvas.getBoundingClientRect();
+    const at = { clientX: box.left + x, clientY: box.top + y, bubbles: true };
+    canvas.dispatchEvent(new MouseEvent('click', at));
+})"""
 
 
 def charts_of(page: Any, scope: str) -> str:
@@ -143,14 +152,40 @@ def test_an_observation_is_taken_out_and_put_back(made: Any, page: Any) -> None:
     page.run(f"{button}.click()")
     assert "Without" not in page.run(said)
     # The mark of an observation does the same.
-    page.run("""(() => {
-        const canvas = document.querySelectorAll('#series canvas')[1];
-        const { x, y } = Chart.getChart(canvas).getDatasetMeta(0).data[0];
-        const box = canvas.getBoundingClientRect();
-        const at = { clientX: box.left + x, clientY: box.top + y, bubbles: true };
-        canvas.dispatchEvent(new MouseEvent('click', at));
-    })()""")
+    page.run(f"{PRESS}(0)")
     page.wait(f"{said}.includes('Without')")  # events wait for the next frame
+
+
+def one_series(path: Path, count: int, **others: Any) -> Path:
+    """Write a page on one series with a variable whose last observation alone was tried."""
+    x, without = list(range(count)), [None] * (count - 1) + [[1.0]]
+    one = {"id": "a", "span": [0, count], "steps": [count], "outputs": ["prediction"]}
+    one |= {"keys": [0], "along": [[2.0]], "final": [2.0], **others}
+    item = {"name": "constructor", "column": 0, "row": x, "x": x, "y": x, "without": without}
+    section = {"id": "series", "title": "", "about": "", "task": "regression"}
+    section |= {"time": {"label": "time", "date": False}, "series": [{**one, "variables": [item]}]}
+    path.write_text(assemble({"facts": [], "sections": [section]}), encoding="utf-8")
+    return path
+
+
+def test_a_long_series_is_drawn(tmp_path: Path, open_page: Open) -> None:
+    page = open_page(one_series(tmp_path / "page.html", 130_000))
+    assert page.problems() == []
+
+
+def test_an_observation_that_was_not_tried_is_said_to_be_so(
+    tmp_path: Path, open_page: Open
+) -> None:
+    other = {"name": "other", "column": 1, "z": [[0, 1]]}
+    response = {"x": [0], "periods": ["1", "2"], "variables": [other]}
+    page = open_page(one_series(tmp_path / "page.html", 3, response=response))
+    said = "document.querySelector('.readout').textContent"
+    page.run(f"{PRESS}(2)")
+    page.wait(f"{said}.includes('go from 2 to 1')")
+    page.run(f"{PRESS}(0)")
+    page.wait(f"{said}.endsWith('constructor 0 at 0 was not tried.')")
+    assert "The response of constructor was left out" in page.run("document.body.textContent")
+    assert page.problems() == []
 
 
 def test_time_plays_forward(page: Any) -> None:

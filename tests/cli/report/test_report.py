@@ -6,16 +6,22 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from osciformer.cli.predict import Model
-from osciformer.cli.report import write_report
+from osciformer.cli.report import sections, write_report
 from osciformer.cli.report.page import assemble
-from osciformer.data import IrregularSeries
-from osciformer.estimators import OsciFormerClassifier, OsciFormerRegressor
+from osciformer.data import IrregularSeries, from_frame, save_npz
+from osciformer.estimators import (
+    OsciFormerClassifier,
+    OsciFormerRegressor,
+    ResonatorRegressor,
+)
+from osciformer.inspection import LayerSpectrum
 
 Call = Callable[..., Any]
 NETWORK = {"series", "training", "spectra", "resonance"}
@@ -164,6 +170,77 @@ def test_no_text_of_the_data_ends_the_script_that_holds_it() -> None:
     for tag in ("<script", "</script", "<!--"):
         assert page.count(tag) == plain.count(tag)
     assert evil not in page
+
+
+def oscillators(layer: str, role: str, heads: int, channels: int) -> LayerSpectrum:
+    omega = np.arange(1.0, 1.0 + heads * channels).reshape(heads, channels)
+    return LayerSpectrum(layer, role, omega, 0.1 + 0 * omega, 0 * omega, 9.0, None)
+
+
+def views_of(
+    spectra: list[LayerSpectrum], monkeypatch: pytest.MonkeyPatch
+) -> dict[str, dict[str, Any]]:
+    monkeypatch.setattr(sections, "find_spectra", lambda _: spectra)
+    made = sections.make_sections(SimpleNamespace(task="forecasting"), None, None, None, {})
+    return {item["id"]: item for item in made}
+
+
+def test_only_keys_have_a_resonance(monkeypatch: pytest.MonkeyPatch) -> None:
+    values, bank = oscillators("1", "values", 1, 2), oscillators("bank", "resonators", 1, 2)
+    assert set(views_of([values, bank], monkeypatch)) == {"spectra"}
+    found = views_of([oscillators("1", "keys", 1, 2), values, bank], monkeypatch)
+    assert found["resonance"]["choices"][0]["options"] == ["layer 1, keys"]
+
+
+def test_a_head_or_channel_that_is_not_there_is_said_to_be_absent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    spectra = [oscillators("1", "keys", 2, 4), oscillators("2", "keys", 1, 3)]
+    found = views_of(spectra, monkeypatch)
+    for key, of in (("1,2", "spectra"), ("1,1,0", "resonance")):
+        view = found[of]["views"][key]
+        assert "charts" not in view
+        assert view["tables"][0]["title"].startswith("No such head in this layer.")
+        assert len(view["tables"][0]["rows"]) == 3
+    assert found["spectra"]["views"]["0,2"]["charts"][0]["title"] == "Layer 1, keys, head 2"
+    assert found["resonance"]["choices"][2]["options"] == ["fastest", "2", "3", "slowest"]
+    views = found["resonance"]["views"]
+    titles = [views[f"0,1,{place}"]["charts"][0]["title"] for place in range(4)]
+    assert [title.split(":")[0] for title in titles] == [
+        f"Head 2, channel {channel}" for channel in (3, 2, 1, 0)
+    ]
+    assert views["1,0,3"]["tables"][0]["title"].startswith("No such channel in this layer.")
+
+
+def test_labels_of_a_file_are_not_the_truth_of_imputations(
+    cli: Call, runs: Path, frame: Any, tmp_path: Path
+) -> None:
+    series = from_frame(frame[["who", "hour", "a", "b", "ill"]], id="who", time="hour", label="ill")
+    save_npz(series, tmp_path / "labelled.npz")
+    page = tmp_path / "page.html"
+    outcome = cli("inspect", runs / "imputation", tmp_path / "labelled.npz", "-o", page)
+    assert outcome.code == 0, outcome.err
+    assert all("truth" not in item for item in content_of(page)["sections"][0]["series"])
+    model = Model.load(runs / "imputation", accelerator="cpu")
+    write_report(model, page, series.replace(labels=None), series.labels)
+    assert all("truth" not in item for item in content_of(page)["sections"][0]["series"])
+
+
+def test_long_names_with_the_same_start_keep_their_own_responses(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    times = [np.sort(rng.uniform(0, 9, 12)) for _ in range(20)]
+    values = [rng.normal(size=(12, 2)) for _ in times]
+    names = ["x" * 70 + end for end in "ab"]
+    X = IrregularSeries.from_arrays(times, values, feature_names=names)
+    y = np.array([v.mean() for v in values])
+    wrapped = Model(ResonatorRegressor(random_state=0).fit(X, y), "regression", {}, {})
+    write_report(wrapped, tmp_path / "page.html", X, chosen=X[:1])
+    shown = content_of(tmp_path / "page.html")["sections"][0]["series"][0]
+    assert {item["column"] for item in shown["variables"]} == {0, 1}
+    first, second = sorted(shown["response"]["variables"], key=lambda item: item["column"])
+    assert (first["column"], second["column"]) == (0, 1)
+    assert first["name"] == second["name"]
+    assert first["z"] != second["z"]
 
 
 def test_bad_calls_are_refused(cli: Call, runs: Path, tables: Path, tmp_path: Path) -> None:

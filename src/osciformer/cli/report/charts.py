@@ -56,11 +56,6 @@ def length(value: float, unit: Any) -> str:
     return f"{short(value)} {text(unit)}" if unit else short(value)
 
 
-def with_unit(what: str, unit: Any) -> str:
-    """Return the title of an axis."""
-    return f"{what}, {text(unit)}" if unit else what
-
-
 def axis(label: str, **options: Any) -> Plain:
     """Return an axis: `log`, `date`, `min` and `max` where they matter."""
     return {"label": label, **options}

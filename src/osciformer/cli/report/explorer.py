@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from osciformer.cli.report.charts import Plain, length, numbers, text, with_unit
+from osciformer.cli.report.charts import Plain, length, numbers, text
 from osciformer.config import SERIES_TASKS
 from osciformer.events.sequences import UNNAMED_UNIT
 from osciformer.explain import leave_one_out
 from osciformer.inspection import LayerAttention, attend_series
+from osciformer.plots.axes import with_unit
 from osciformer.plots.predictions import cut_along
 
 NUM_SERIES = 3  # that are explained if none are named
@@ -114,8 +115,9 @@ def _series(estimator: Any, one: Any, truth: Any) -> Plain | None:
     for column, name in enumerate(one.feature_names):
         seen = np.flatnonzero(~np.isnan(one.values[:, column]))
         if len(seen):
-            found = {"name": text(name), "row": seen.tolist(), "x": _moments(one, one.times[seen])}
-            variables[name] = {**found, "y": numbers(one.values[seen, column])}
+            found = {"name": text(name), "column": column, "row": seen.tolist()}
+            found |= {"x": _moments(one, one.times[seen]), "y": numbers(one.values[seen, column])}
+            variables[name] = found
     content["variables"] = list(variables.values())
     if estimator.task == "imputation":
         _fill(estimator, one, content, variables)
@@ -307,9 +309,14 @@ def _resonate(estimator: Any, one: Any, content: Plain, variables: dict[str, Pla
     content["response"] = {
         "x": _moments(one, found.times),
         "periods": [length(period, unit) for period in periods],
-        "variables": {
-            text(name): numbers(found.amplitude[:, found.variables.index(name)], 2) for name in some
-        },
+        "variables": [
+            {
+                "name": text(name),
+                "column": one.feature_names.index(name),
+                "z": numbers(found.amplitude[:, found.variables.index(name)], 2),
+            }
+            for name in some
+        ],
     }
 
 

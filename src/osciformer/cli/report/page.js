@@ -166,7 +166,8 @@
         legend: { display: !isHeat && spec.lines.filter(({ name }) => name).length > 1, position: "bottom", labels: { color: css("ink"), usePointStyle: true, pointStyleWidth: 18, boxHeight: 8, generateLabels: legendOf } },
         tooltip: { callbacks: { title: () => "", label: (item) => tip(item, spec) } },
       },
-      onClick: spec.onpick && ((_, found) => found.length && spec.onpick(found[0].datasetIndex, found[0].index)),
+      // Later, as it draws the charts anew, and this one has yet to end its own work on the click.
+      onClick: spec.onpick && ((_, found) => found.length && setTimeout(() => spec.onpick(found[0].datasetIndex, found[0].index))),
     };
     const datasets = isHeat ? [heatSet(spec)] : spec.lines.map((line) => lineSet(line, spec));
     return { type: isHeat ? "matrix" : spec.bars ? "bar" : "line", data: { datasets }, options, plugins: [marks] };
@@ -366,7 +367,7 @@
     function said() {
       const data = one();
       if (data.along) {
-        const without = state.out && one().variables[state.out.v].without[state.out.k];
+        const without = state.out && one().variables[state.out.v].without?.[state.out.k];
         const levels = without ? [{ y: without[state.output], label: "without the observation" }] : [];
         const lines = data.along.map((y, k) => ({ name: data.outputs[k], x: steps(), y, step: true, colour: k, dots: true, radius: steps().map((x) => (x <= now() ? 3 : 0)) }));
         const y = item.task === "classification" ? { label: "probability", min: 0, max: 1 } : { label: "prediction" };
@@ -388,7 +389,7 @@
       const v = data.variables.findIndex(({ name }) => name === target);
       if (v >= 0) lines.push(observed(data.variables[v]));
       const out = state.out && data.variables[state.out.v];
-      if (out?.hidden) lines.push({ name: "without the observation", x: [out.x[state.out.k]], y: [out.hidden[state.out.k][0]], colour: 1, dots: "only", mark: 2, radius: 7 });
+      if (out?.hidden?.[state.out.k]) lines.push({ name: "without the observation", x: [out.x[state.out.k]], y: [out.hidden[state.out.k][0]], colour: 1, dots: "only", mark: 2, radius: 7 });
       const title = data.filled ? "What the model says at any time" : "Forecast from what is known";
       return [{ title: `${title}: ${target}`, about: "", kind: "lines", x: time, y: { label: target }, lines, rules: rules() }];
     }
@@ -397,7 +398,7 @@
       const variable = one().variables[state.variable];
       if (!variable) return [];
       const found = variable.x.map((_, k) => effect(variable, k));
-      const top = Math.max(...one().variables.flatMap((each) => each.x.map((_, k) => Math.abs(effect(each, k) ?? 0)))) || 1;
+      const top = Math.abs(effects()[0]?.effect ?? 0) || 1;
       const colour = (k) => (found[k] === null ? css("c6") : css(found[k] > 0 ? "c1" : "c0"));
       const isOut = (k) => state.out && state.out.v === state.variable && state.out.k === k;
       const points = {
@@ -428,12 +429,12 @@
 
     function responded() {
       const found = one().response;
-      const name = one().variables[state.variable]?.name;
+      const chosen = one().variables[state.variable];
       if (!found) return [];
-      const shown = found.variables[name] ? name : Object.keys(found.variables)[0];
+      const shown = found.variables.find(({ column }) => column === chosen?.column) ?? found.variables[0];
       const cells = found.x.map((x) => (time.date ? moment(x, true).slice(5, 16) : String(Number(x.toPrecision(3)))));
-      const about = `${shown === name ? "" : `The response of ${name} was left out of the page. `}How strongly oscillators of each period swing when the series drives them.`;
-      return [{ title: `Response of resonators: ${shown}`, about, kind: "heat", x: { label: time.label, cells }, y: { label: "period", cells: found.periods }, z: found.variables[shown], label: "amplitude, in spreads" }];
+      const about = `${shown.column === chosen?.column ? "" : `The response of ${chosen?.name} was left out of the page. `}How strongly oscillators of each period swing when the series drives them.`;
+      return [{ title: `Response of resonators: ${shown.name}`, about, kind: "heat", x: { label: time.label, cells }, y: { label: "period", cells: found.periods }, z: shown.z, label: "amplitude, in spreads" }];
     }
 
     function lists() {
@@ -477,10 +478,10 @@
           words.push(`Without ${what} the model would say ${short(middle)} (${short(low)} to ${short(high)}).`);
         } else if (variable.without?.[state.out.k]) {
           words.push(`Without ${what} the prediction of the whole series would go from ${short(data.final[state.output])} to ${short(variable.without[state.out.k][state.output])}.`);
-        }
+        } else words.push(`${what} was not tried.`);
       } else if (effects().length) words.push("Take an observation out to see what it adds.");
       readout.textContent = words.join(" ");
-    readout.hidden = words.length === 0;
+      readout.hidden = words.length === 0;
     }
 
     function update() {

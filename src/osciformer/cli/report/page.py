@@ -35,10 +35,12 @@ def write_report(
         model: The model, with the names of its columns.
         path: The file.
         data: Series in memory, or sequences of events, to score the model with and to explain.
-        truth: Their labels, or None if they are not known.
+        truth: Their classes or values, or None if they are not known; other tasks have none.
         chosen: Series to explain; some of the data if not given.
     """
     estimator = model.estimator
+    if estimator.task not in SERIES_TASKS:
+        truth = None
     judged, scores = None, {}
     is_scored = truth is not None or estimator.task not in SERIES_TASKS
     if estimator.task == "events":

@@ -19,7 +19,7 @@ from osciformer.cli.report.charts import (
     section,
     short,
     table,
-    with_unit,
+    text,
 )
 from osciformer.cli.undefined import shown
 from osciformer.config import QUERY_TASKS
@@ -30,6 +30,7 @@ from osciformer.inspection import (
     summarise_spectra,
 )
 from osciformer.inspection.spectra import NEAR_CRITICAL
+from osciformer.plots.axes import with_unit
 
 _MOST_CHANNELS = 6  # of a head that are probed
 _MOST_POINTS = 500
@@ -49,7 +50,9 @@ def make_sections(
     spectra = find_spectra(estimator)
     if spectra:
         yield _spectra(spectra)
-        yield _resonance(spectra)
+    keys = [item for item in spectra if item.role == "keys"]  # the others have no logits
+    if keys:
+        yield _resonance(keys)
     if estimator.task == "classification" and truth is not None:
         found = attend_classes(estimator, data, truth)
         if found.layers:
@@ -132,13 +135,13 @@ def _class_charts(chance: np.ndarray, truth: np.ndarray, classes: np.ndarray) ->
             line("as it should be", [0, 1], [0, 1], colour=6, dash=True),
             line("model", said, hits, colour=0, dots=True),
         ]
-        labels = axis("predicted probability"), axis(f"part that is {classes[1]}")
-        about = "Ten groups of equal size, by predicted probability."
+        labels = axis("predicted probability"), axis(f"part that is {text(classes[1])}")
+        about = f"{len(bins)} groups of nearly equal size, by predicted probability."
         charts.append(chart("Calibration", *labels, drawn, about))
     if len(classes) <= _MOST_CLASSES:
         counts = np.zeros((len(classes), len(classes)))
         np.add.at(counts, (chance.argmax(axis=1), truth), 1)
-        names = list(map(str, classes.tolist()))
+        names = list(map(text, classes.tolist()))
         sides = axis("predicted", cells=names), axis("true", cells=names)
         about = "Number of series of each class, by the class that was predicted."
         charts.append(heat("Confusion", *sides, counts, "series", about, numbers=True))
@@ -158,8 +161,7 @@ def _value_charts(found: np.ndarray, truth: np.ndarray) -> list[Plain]:
     return charts
 
 
-def _spectra(spectra: Any) -> Plain:
-    views: dict[tuple[int, ...], Plain] = {}
+def _summary(spectra: Any) -> Plain:
     rows = summarise_spectra(spectra).to_dict("records")
     head = ("layer", "head", "channels", "under", "near critical", "over", "period", "ζ")
     numbers = ("underdamped", "near_critical", "overdamped")
@@ -175,7 +177,17 @@ def _spectra(spectra: Any) -> Plain:
         for row in rows
     ]
     title = f"Damping regimes and medians; near critical is |ζ − 1| < {NEAR_CRITICAL}"
-    summary = table(head, listed, title)
+    return table(head, listed, title)
+
+
+def _absent(what: str, summary: Plain) -> Plain:
+    """Return the view of a head or channel that a layer does not have."""
+    return {"tables": [{**summary, "title": f"No such {what} in this layer. {summary['title']}"}]}
+
+
+def _spectra(spectra: Any) -> Plain:
+    views: dict[tuple[int, ...], Plain] = {}
+    summary = _summary(spectra)
     most = max(len(item.omega) for item in spectra)
     for number, item in enumerate(spectra):
         x = axis(with_unit("period", item.unit), log=True)
@@ -191,38 +203,47 @@ def _spectra(spectra: Any) -> Plain:
         )
         bands = [{"from": 1 - NEAR_CRITICAL, "to": 1 + NEAR_CRITICAL, "label": "near critical"}]
         for chosen in range(most + 1):
-            shown_heads = heads if chosen == 0 else heads[chosen - 1 : chosen]
-            drawn = chart(item.name.capitalize(), x, y, shown_heads or heads, about, bands=bands)
-            views[number, chosen] = {"charts": [drawn], "tables": [summary]}
+            some, title = heads, item.name.capitalize()
+            if chosen:
+                some, title = heads[chosen - 1 : chosen], f"{title}, head {chosen}"
+            drawn = chart(title, x, y, some, about, bands=bands)
+            view = {"charts": [drawn], "tables": [summary]}
+            views[number, chosen] = view if some else _absent("head", summary)
     choices = [
         ("Layer", [item.name for item in spectra]),
         ("Head", ["all", *(str(k + 1) for k in range(most) if most > 1)]),
     ]
-    text = "The periods and damping that the oscillators of the network have learned."
-    return section("spectra", "Spectra", text, views, choices)
+    about = "The periods and damping that the oscillators of the network have learned."
+    return section("spectra", "Spectra", about, views, choices)
 
 
-def _resonance(spectra: Any) -> Plain:
+def _resonance(keys: Any) -> Plain:
     views: dict[tuple[int, ...], Plain] = {}
-    most = max(len(item.omega) for item in spectra)
+    summary = _summary(keys)
+    most = max(len(item.omega) for item in keys)
+    places = min(_MOST_CHANNELS, max(item.omega.shape[1] for item in keys))
     phase = np.linspace(np.pi, -np.pi, _NUM_PHASES)  # the first row is the top one
-    for number, item in enumerate(spectra):
-        for head in range(most):
-            of = min(head, len(item.omega) - 1)
-            order = np.argsort(-item.omega[of], kind="stable")
-            some = np.unique(np.linspace(0, len(order) - 1, _MOST_CHANNELS).round().astype(int))
-            for place in range(_MOST_CHANNELS):
-                channel = int(order[some[min(place, len(some) - 1)]])
-                views[number, head, place] = {"charts": _probe_charts(item, of, channel, phase)}
+    for number, item in enumerate(keys):
+        for head, place in np.ndindex(most, places):
+            if head >= len(item.omega):
+                views[number, head, place] = _absent("head", summary)
+                continue
+            order = np.argsort(-item.omega[head], kind="stable")
+            some = np.linspace(0, len(order) - 1, min(places, len(order))).round().astype(int)
+            if place >= len(some):
+                views[number, head, place] = _absent("channel", summary)
+                continue
+            charts = _probe_charts(item, head, int(order[some[place]]), phase)
+            views[number, head, place] = {"charts": charts}
     choices = [
-        ("Layer", [item.name for item in spectra]),
+        ("Layer", [item.name for item in keys]),
         ("Head", [str(k + 1) for k in range(most)]),
-        ("Channel", ["fastest", *map(str, range(2, _MOST_CHANNELS)), "slowest"]),
+        ("Channel", ["fastest", *map(str, range(2, places)), "slowest"][:places]),
     ]
     about = (
         "What a channel makes of a query that is a cosine: its logit is large where the cosine has"
         " the channel's own frequency and the right phase. |H| is the transfer function of the"
-        f" oscillator. Of each head {_MOST_CHANNELS} channels are shown, from fast to slow."
+        f" oscillator. Of each head up to {_MOST_CHANNELS} channels are shown, from fast to slow."
     )
     return section("resonance", "Resonance", about, views, choices)
 
@@ -242,7 +263,9 @@ def _probe_charts(item: Any, head: int, channel: int, phase: np.ndarray) -> list
         line("best phase", period, probe.best_phase, colour=0),
         line("arg H", period, np.angle(probe.gain), colour=1, dash=True),
     ]
-    title = f"Channel {channel}: period {length(own, item.unit)}, ζ {probe.zeta:.3g}"
+    title = (
+        f"Head {head + 1}, channel {channel}: period {length(own, item.unit)}, ζ {probe.zeta:.3g}"
+    )
     cells = axis(x["label"], cells=[short(p) for p in period[::2]])
     turns = axis("phase, radians", cells=[f"{p:.2f}" for p in phase])
     return [
@@ -274,9 +297,12 @@ def _attention_by_class(found: Any) -> Plain:
         title = f"Layer {layer}, mean over heads and series"
         views[(number,)] = {"charts": [chart(title, x, axis("weight", min=0), drawn, about)]}
     choices = [("Layer", [str(layer) for layer in found.layers])]
-    return section(
-        "classes", "Attention by class", "How far back the network looks.", views, choices
+    about = (
+        "How far back the network looks. It also has statistics of the series and, by default, the"
+        " variable encoder (setting variables), which attention does not show; what single"
+        " observations add counts all of them."
     )
+    return section("classes", "Attention by class", about, views, choices)
 
 
 def _periods(resonator: Any) -> Plain:
@@ -288,7 +314,7 @@ def _periods(resonator: Any) -> Plain:
     names = sorted(totals, key=lambda name: -totals[name])[:_MOST_VARIABLES]
     bars = line("share", range(len(names)), [totals[name] for name in names], colour=0)
     about = "Parts of 1 of all that features add to predictions, as the resonators weigh them."
-    x = axis("variable", cells=[name or "the series" for name in names])
+    x = axis("variable", cells=[text(name or "the series") for name in names])
     charts = [chart("By variable", x, axis("share", min=0), [bars], about, bars=True)]
     periods = sorted({row["period"] for row in rows if row["period"]})
     if periods:
@@ -298,7 +324,7 @@ def _periods(resonator: Any) -> Plain:
                 place = periods.index(row["period"]), names.index(row["variable"])
                 shares[place] += row["importance"]
         x = axis(with_unit("period", unit), cells=[short(p) for p in periods])
-        y = axis("variable", cells=[name or "the series" for name in names])
+        y = axis("variable", cells=[text(name or "the series") for name in names])
         title = "By variable and period"
         about = "Features without a period, such as means and counts, are not in this map."
         charts.append(heat(title, x, y, shares, "share", about))
@@ -309,7 +335,7 @@ def _periods(resonator: Any) -> Plain:
     effects = table(
         ("feature", "output", "change by one standard deviation"), top, "The heaviest features"
     )
-    text = "Which variables the resonators look at, and at which periods."
+    what = "Which variables the resonators look at, and at which periods."
     return section(
-        "periods", "Variables and periods", text, {(): {"charts": charts, "tables": [effects]}}
+        "periods", "Variables and periods", what, {(): {"charts": charts, "tables": [effects]}}
     )
