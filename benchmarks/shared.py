@@ -66,9 +66,12 @@ def run_benchmark(
 
     Arguments and result are those of `run_documented`; `script` and `arguments` are its command.
     """
-    meta = describe(script, arguments, device=options.device, commit=options.commit)
+
+    def describe_this() -> Row:
+        return describe(script, arguments, device=options.device, commit=options.commit)
+
     more = {"device": options.device, "checkpoints": options.checkpoints, **more}
-    return run_documented(meta, options, jobs, work, settings, tables, **more)
+    return run_documented(describe_this, options, jobs, work, settings, tables, **more)
 
 
 def estimator_settings(backbone: str, job: Job, settings: dict[str, Any]) -> dict[str, Any]:

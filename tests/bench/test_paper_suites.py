@@ -11,6 +11,7 @@ import torch
 
 from osciformer.bench import documents
 from osciformer.bench.__main__ import SUITES, main
+from osciformer.bench.documents import Document
 from osciformer.bench.paper import ablations, chaos, regression, resonance
 from osciformer.bench.paper.suite import Reader, make_optimizer, regimes, spectra_of
 from osciformer.nn import OscillatorAttention, Spectrum
@@ -109,8 +110,8 @@ def test_estimators_let_spectra_decay_inside_the_block_alone():
 
 
 def test_regimes_are_shares_of_channels():
-    found = regimes(np.array([0.2, 0.5, 0.99, 1.5]))
-    assert found == {"under": 50.0, "near": 25.0, "over": 25.0, "median_zeta": 0.745}
+    found = regimes(torch.tensor([0.2, 0.5, 0.99, 1.5], dtype=torch.float64))
+    assert found == {"under": 50.0, "near": 25.0, "over": 25.0, "median_zeta": pytest.approx(0.745)}
 
 
 def test_targets_are_the_sum_of_cosines_and_keys_cannot_see_a_sign():
@@ -182,6 +183,52 @@ def test_a_toy_run_of_ablations_changes_one_setting_at_a_time(run_toy, monkeypat
     assert rows[0]["regimes_before"]["under"] == 100
     assert "| query | hold |" in table
     assert len(pictures) == 1
+
+
+@pytest.mark.parametrize("task", ["synthetic", "heart_rate"])
+def test_attention_is_all_that_a_cell_of_the_ablations_has(task):
+    cell = ablations.make_estimator(task, "base", 0)
+    assert cell.resonators is False
+    # What is not given is the estimator's choice, and it chooses them.
+    assert {cell.model_options[name] for name in ("variables", "skip", "carry")} == {False}
+
+
+@pytest.mark.parametrize("name", ["resonance", "regression", "chaos", "ablations"])
+def test_a_suite_without_a_finished_row_draws_nothing(name, tmp_path):
+    files = ["-o", str(tmp_path / "new.json"), "--table", str(tmp_path / "new.md")]
+    assert main([name, *files, "--minutes", "0", "--pictures", str(tmp_path)]) == 3
+    assert [path.name for path in tmp_path.iterdir()] == ["new.md"]
+
+
+def test_cells_of_the_ablations_are_shown_before_their_base(tmp_path):
+    document = Document(tmp_path / "out.json", {})
+    document.runs.append({"command": "toy"})
+    found = {"factor": "query", "measure": 61.5, "trivial": 10.0, "epoch_seconds": 1.0}
+    document.add({"task": "libras", "level": "hold", "seed": 0}, found)
+    table = "\n".join(ablations.tables(document))
+    assert "| query | hold | 61.5 | 1.00 |" in table
+    assert "| trivial |  | 10.0 | - |" in table
+    assert len(ablations.draw(document).axes) == 1
+
+
+def test_the_table_of_chaos_tells_missing_seeds_and_what_is_never_lost(tmp_path):
+    document = Document(tmp_path / "out.json", {})
+    document.runs.append({"command": "toy"})
+    rmse = {str(h): 0.5 for h in chaos.HORIZONS}
+    for name, seed, lost in (
+        ("period", 0, 256.0),
+        ("hold", 0, 256.0),
+        ("hold", 1, 100.0),
+        ("modes_8", 0, 9.0),
+    ):
+        row = {"one_step": 0.5, "rmse": rmse, "lost": lost, "is_bounded": True}
+        document.add({"row": name, "rate": 3.9, "seed": seed}, row)
+    lines = [line.split(" | ") for line in chaos.tables(document) if line.startswith("|")]
+    lost = {line[0].removeprefix("| "): line[6] for line in lines}
+    assert "1 step" in lines[0]
+    assert lost["the value of 16 steps ago"] == "> 256"
+    assert lost["attention, query `hold`"] == "> 178 ± 110"
+    assert lost["attention, learned query, J = 8"] == "9 (1)"
 
 
 def test_heart_rates_without_data_say_what_is_missing(monkeypatch):

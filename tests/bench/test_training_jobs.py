@@ -103,6 +103,13 @@ def run(tmp_path: Path, monkeypatch, work, *arguments: str, settings=None) -> tu
     )
 
 
+def test_a_table_alone_needs_no_description_of_the_machine(tmp_path, monkeypatch):
+    run(tmp_path, monkeypatch, lambda job, _: {"score": 1.0})
+    monkeypatch.setattr(shared, "describe", lambda *_, **__: pytest.fail("no run is recorded"))
+    status, found, _ = run(tmp_path, monkeypatch, None, "--minutes=0", "--device=cuda")
+    assert (status, len(found["runs"])) == (0, 1)
+
+
 def test_a_run_does_what_is_missing_and_tries_failed_jobs_again(tmp_path, monkeypatch):
     done = []
 

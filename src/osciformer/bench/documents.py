@@ -140,7 +140,7 @@ def make_parser(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
 
 
 def run_documented(
-    meta: Row,
+    describe: Callable[[], Row],
     options: argparse.Namespace,
     jobs: Sequence[Job],
     work: Work,
@@ -151,7 +151,7 @@ def run_documented(
     """Run the jobs that the output file lacks, write the files, and return the exit status.
 
     Args:
-        meta: The record of this run, see `describe_run`.
+        describe: Returns the record of this run, see `describe_run`; asked if a job is to be run.
         options: Those of `make_parser`.
         jobs: All jobs of the benchmark, the most important first.
         work: What does one of them; it is given `settings` with `more`.
@@ -176,7 +176,7 @@ def run_documented(
     missing = document.missing(jobs)
     if missing and options.minutes > 0:
         deadline = time.monotonic() + 60.0 * options.minutes
-        document.runs.append(meta)
+        document.runs.append(describe())
         done = len(jobs) - len(missing)
         progress(f"{len(jobs)} jobs, {done} of them done before")
         given = {**settings, **more}

@@ -18,6 +18,7 @@ from osciformer.bench.events.datasets import TASKS as EVENT_TASKS
 from osciformer.bench.paper import resonance
 from osciformer.bench.paper.suite import (
     COLOURS,
+    NEAR_IN_WORDS,
     REFERENCE,
     Suite,
     new_figure,
@@ -188,7 +189,7 @@ def make_estimator(task: str, level: str, seed: int, **training: Any) -> Any:
         return OsciFormerEventPredictor(**estimator_arguments("events", given))
     # Neither statistics nor last values, so that attention has to find what counts.
     given |= {"backbone_options": {**BASE, **change}, "skip": False, "carry": False}
-    given |= {"resonators": False, "observation_dropout": 0.0}
+    given |= {"resonators": False, "variables": False, "observation_dropout": 0.0}
     if task == "heart_rate":
         return OsciFormerRegressor(**estimator_arguments("regression", given))
     return OsciFormerClassifier(**estimator_arguments("classification", given))
@@ -253,10 +254,16 @@ def _cells(document: Document, task: str, level: str) -> list[Row]:
     return [r for r in document.finished if (r["task"], r["level"]) == (task, level)]
 
 
+def _tasks(document: Document) -> list[str]:
+    """Return the tasks of finished cells."""
+    finished = {row["task"] for row in document.finished}
+    return [task for task in TASKS if task in finished]
+
+
 def tables(document: Document) -> list[str]:
     """Return the lines of the Markdown file."""
     seeds = len({row["seed"] for row in document.finished})
-    tasks = [task for task in TASKS if _cells(document, task, "base")]
+    tasks = _tasks(document)
     lines = [
         "# Ablations",
         "",
@@ -279,12 +286,18 @@ def tables(document: Document) -> list[str]:
                 body.append([factor, level, *entries, *costs])
     constant = []
     for task in tasks:
-        known = [r["trivial"] for r in _cells(document, task, "base") if r["trivial"] is not None]
+        of_task = [r["trivial"] for r in document.finished if r["task"] == task]
+        known = [x for x in of_task if x is not None]
         constant.append(spread(known[:1], forms.get(task, "{:.3f}")))
     body.append(["trivial", "", *constant, *["-"] * len(tasks)])
     columns = ["factor", "level", *(f"{task}: {MEASURES[task]}" for task in tasks)]
     columns += [f"{task}: s an epoch" for task in tasks]
-    lines += [*markdown_table(columns, body), "", "Damping ratios of all channels, base:", ""]
+    lines += [
+        *markdown_table(columns, body),
+        "",
+        f"Damping ratios of all channels, base ({NEAR_IN_WORDS}):",
+        "",
+    ]
     body = []
     for task in tasks:
         for when, level in (("before", "base"), ("after", "base"), ("after", "spectra decay")):
@@ -304,7 +317,7 @@ def draw(document: Document) -> Any:
     Lines are the range of seeds; of one seed, the standard error of its test accuracy.
     """
     levels = list(_OF_LEVEL)
-    tasks = [task for task in TASKS if _cells(document, task, "base")]
+    tasks = _tasks(document)
     figure, axes = new_figure(1, len(tasks), (2.5 + 3.0 * len(tasks), 7.6))
     factors = list(FACTORS)
     labels = ["base", *(f"{_OF_LEVEL[level]}: {level}" for level in levels[1:])]

@@ -15,6 +15,7 @@ from osciformer._types import Float, Tensor
 from osciformer.bench.documents import Document, mean_of_seeds, spread
 from osciformer.bench.paper.suite import (
     COLOURS,
+    NEAR_IN_WORDS,
     REFERENCE,
     Decay,
     Reader,
@@ -32,6 +33,7 @@ from osciformer.bench.paper.suite import (
 from osciformer.bench.report import Row, markdown_table
 from osciformer.bench.workers import Job
 from osciformer.math.banks import frequency_range
+from osciformer.math.driven import transfer_function
 from osciformer.math.oscillator import propagator
 from osciformer.models.forward_fill import positive_gaps
 from osciformer.nn import OscillatorAttention, ResonatorLayer
@@ -199,11 +201,11 @@ def responses(model: Reader, channels: int) -> Float[Tensor, "W C"]:
 def theory(omega: Tensor, zeta: Tensor) -> tuple[Tensor, Tensor]:
     """Return |H| at the asked frequencies `[W, C]`, and the same of a record of finite length."""
     asked = ASKED[:, None]
-    endless = (omega.square() - asked.square()).square() + (2 * zeta * omega * asked).square()
+    endless = transfer_function(asked, omega=omega, gamma=zeta * omega).abs()
     s = torch.linspace(0.0, END, 2001, dtype=torch.float64)
     key = propagator(s[:, None], omega, zeta)[0]  # [S, C]
     turned = torch.polar(torch.ones(()).double(), asked * s)
-    return endless.rsqrt(), torch.trapezoid(turned[..., None] * key, s, dim=1).abs()
+    return endless, torch.trapezoid(turned[..., None] * key, s, dim=1).abs()
 
 
 def correlation(a: Tensor, b: Tensor) -> Tensor:
@@ -332,7 +334,8 @@ def tables(document: Document) -> list[str]:
         "",
         *markdown_table(titles, theories),
         "",
-        "Shares of channels under-, near-critically and overdamped in %, and the median zeta:",
+        "Shares of channels under-, near-critically and overdamped in %, and the median zeta",
+        f"({NEAR_IN_WORDS}):",
         "",
         *markdown_table(["row", "before training", "after"], damping),
         "",

@@ -15,16 +15,21 @@ import torch
 from torch import nn
 
 from osciformer._files import replacing
-from osciformer._optional import need
 from osciformer._types import Float, Mask, Tensor, Times, Values
 from osciformer.bench.documents import Document, current_commit, make_parser, run_documented
-from osciformer.bench.report import Row, describe_run, names_among, shown_command
+from osciformer.bench.report import Row, describe_run, names_among, progress, shown_command
 from osciformer.bench.workers import Job, Work
+from osciformer.math.spectrum import regime
 from osciformer.nn import Spectrum, parameter_groups
+from osciformer.plots import axes
 
-#: Of Okabe and Ito, told apart by the colour-blind; black is for references.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#F0E442")
+#: Black is for references.
 REFERENCE = "#000000"
+COLOURS = tuple(colour for colour in axes.COLOURS if colour != REFERENCE)
+#: Damping ratios within this of 1 are near-critical; the paper does not say, and its shares imply
+#: about that.
+NEAR = 0.02
+NEAR_IN_WORDS = f"near-critical: zeta within {NEAR} of 1"
 
 Decay = Literal["none", "decoupled", "l2"]
 Batch = tuple[Tensor, ...]
@@ -55,18 +60,23 @@ class Suite:
         parser.set_defaults(seeds=self.seeds)
         options = parser.parse_args(list(argv))
         command = shown_command("osciformer", "bench", self.name, arguments=argv)
-        meta = describe_run(command, torch.device("cpu"), packages=("pytorch-lightning",))
-        meta["commit"] = options.commit or current_commit(Path(__file__).parent)
         jobs = self.jobs(options.rows, 1 if options.quick else options.seeds)
         settings = {"quick": options.quick}
+
+        def describe() -> Row:
+            meta = describe_run(command, torch.device("cpu"), packages=("pytorch-lightning",))
+            return {**meta, "commit": options.commit or current_commit(Path(__file__).parent)}
 
         def tables(document: Document) -> list[str]:
             toy = ["", "Toy size, not a result."] if options.quick else []
             return [*self.tables(document), *toy]
 
-        status = run_documented(meta, options, jobs, self.work, settings, tables)
+        status = run_documented(describe, options, jobs, self.work, settings, tables)
         if options.pictures is not None:
             document = Document(options.output, settings)
+            if not document.finished:
+                progress("no picture is drawn: no row is finished")
+                return status
             for name, draw in self.pictures.items():
                 figure = draw(document)
                 with replacing(options.pictures / f"{name}.png") as part:
@@ -199,33 +209,27 @@ def train(
     }
 
 
-def regimes(zeta: np.ndarray) -> Row:
-    """Return the shares of damping regimes, in per cent, and the median, as the paper has them.
-
-    Near-critical is within 0.02 of 1; the paper does not say, and its shares imply about that.
-    """
-    near = np.abs(zeta - 1) <= 0.02
-    return {
-        "under": 100 * float(np.mean(~near & (zeta < 1))),
-        "near": 100 * float(np.mean(near)),
-        "over": 100 * float(np.mean(~near & (zeta > 1))),
-        "median_zeta": float(np.median(zeta)),
+def regimes(zeta: Float[Tensor, " C"]) -> Row:
+    """Return the shares of damping regimes, in per cent, and the median, as the paper has them."""
+    found = regime(torch.ones(()), zeta, tolerance=NEAR)
+    shares = {
+        name: 100 * float((found == sign).double().mean())
+        for sign, name in enumerate(("under", "near", "over"), start=-1)
     }
+    return {**shares, "median_zeta": float(zeta.quantile(0.5))}
 
 
-def zetas(model: nn.Module) -> np.ndarray:
+def zetas(model: nn.Module) -> Float[Tensor, " C"]:
     """Return the damping ratios of all channels of a model."""
     found = [spectrum.zeta.detach().flatten() for spectrum in spectra_of(model)]
-    return torch.cat(found).double().numpy()
+    return torch.cat(found).double()
 
 
 def new_figure(rows: int, columns: int, size: tuple[float, float]) -> tuple[Any, np.ndarray]:
     """Return a figure and its axes `[rows, columns]`."""
-    figure = need("matplotlib.figure", extra="plot").Figure(figsize=size, layout="constrained")
-    axes = figure.subplots(rows, columns, squeeze=False)
-    for axis in axes.flat:
-        axis.spines[["top", "right"]].set_visible(False)
-    return figure, axes
+    figure, found = axes.panels(rows, columns, sharex=False, sharey=False)
+    figure.set_size_inches(size)
+    return figure, found
 
 
 def jobs_by_seed(rows: Sequence[str], seeds: int) -> list[Job]:
