@@ -19,6 +19,8 @@ from osciformer.baselines.contiformer import ContiFormerBackbone as ContiFormerB
 from osciformer.baselines.contiformer import ContiFormerEventEncoder as ContiFormerEventEncoder
 from osciformer.baselines.contiformer import VectorField as VectorField
 from osciformer.baselines.contiformer import contiformer_attention as contiformer_attention
+from osciformer.baselines.controlled import LogNeuralCDE as LogNeuralCDE
+from osciformer.baselines.controlled import NeuralCDE as NeuralCDE
 from osciformer.baselines.event_encoders import (
     ContinuousTimeLSTMEncoder as ContinuousTimeLSTMEncoder,
 )
@@ -28,6 +30,12 @@ from osciformer.baselines.event_encoders import (
 from osciformer.baselines.event_encoders import ODERNNEncoder as ODERNNEncoder
 from osciformer.baselines.event_encoders import RecurrentEventEncoder as RecurrentEventEncoder
 from osciformer.baselines.gru_d import GRUD as GRUD
+from osciformer.baselines.mtan import MultiTimeAttentionNetwork as MultiTimeAttentionNetwork
+from osciformer.baselines.rough_transformer import RoughTransformer as RoughTransformer
+from osciformer.baselines.state_space import LRU as LRU
+from osciformer.baselines.state_space import S5 as S5
+from osciformer.baselines.state_space import LinOSS as LinOSS
+from osciformer.baselines.state_space import Mamba as Mamba
 from osciformer.baselines.transformer import DotProductAttention as DotProductAttention
 from osciformer.baselines.transformer import TimeTransformer as TimeTransformer
 from osciformer.baselines.transformer import TransformerHawkesEncoder as TransformerHawkesEncoder
