@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
@@ -56,19 +58,22 @@ def test_a_log_signature_grows_by_a_piece():
 def test_paths_hold_or_join_what_was_measured():
     values = torch.tensor([[[NAN, 1.0], [2.0, NAN], [NAN, 3.0]]]).double()
     times, mask = torch.tensor([[1.0, 2.0, 4.0]]).double(), torch.ones(1, 3, dtype=torch.bool)
+    one = math.log(2.0) / 3.0  # what a first measurement adds to the count
     path = control_path(values, times, mask, looks_ahead=False)
-    assert path.start.tolist() == [[0.0, 0.0, 1.0, 0.0, 1.0]]
-    assert path.pieces[0].tolist() == [
+    two = math.log(3.0 / 2.0) / 3.0
+    pieces = [
         [[0.0] * 5, [0.0] * 5],
-        [[1.0, 0.0, 0.0, 0.0, 0.0], [0.0, 2.0, 0.0, 1.0, 0.0]],
-        [[2.0, 0.0, 0.0, 0.0, 0.0], [0.0, 0.0, 2.0, 0.0, 1.0]],
+        [[1.0, 0.0, 0.0, 0.0, 0.0], [0.0, 2.0, 0.0, one, 0.0]],
+        [[2.0, 0.0, 0.0, 0.0, 0.0], [0.0, 0.0, 2.0, 0.0, two]],
     ]
+    torch.testing.assert_close(path.start, torch.tensor([[0.0, 0.0, 1.0, 0.0, one]]).double())
+    torch.testing.assert_close(path.pieces[0], torch.tensor(pieces).double())
     assert path.slope[0].tolist() == [[1.0, 0.0, 0.0, 0.0, 0.0]] * 3
     path = control_path(values, times, mask, looks_ahead=True)
     third = 2.0 / 3.0
-    wanted = torch.tensor([[0.0] * 5, [1.0, 0.0, third, 1.0, 0.0], [2.0, 0.0, 2 * third, 0.0, 1.0]])
-    torch.testing.assert_close(path.pieces[0, :, 0], wanted.double())
-    torch.testing.assert_close(path.slope[0, 1], wanted[2].double() / 2.0)
+    pieces = [[0.0] * 5, [1.0, 0.0, third, one, 0.0], [2.0, 0.0, 2 * third, 0.0, two]]
+    torch.testing.assert_close(path.pieces[0, :, 0], torch.tensor(pieces).double())
+    torch.testing.assert_close(path.slope[0, 1], torch.tensor(pieces[2]).double() / 2.0)
 
 
 def test_brackets_are_those_of_jacobians():

@@ -7,7 +7,13 @@ import torch
 from torch import Tensor
 
 from osciformer import IrregularSeries, OsciFormerClassifier
-from osciformer.models import Backbone, SeriesModel, SeriesModelConfig
+from osciformer.models import (
+    Backbone,
+    QueryModel,
+    QueryModelConfig,
+    SeriesModel,
+    SeriesModelConfig,
+)
 from osciformer.models.backbones import make_backbone
 from osciformer.testing import (
     assert_batch_order_invariant,
@@ -66,7 +72,7 @@ def test_causal_reads_do_not_see_the_future(name):
     backbone, x, times = make(name), with_gaps(batch.x), batch.times
     asked = torch.linspace(-0.1, 1.2, 27).double().expand(3, -1)
     full = backbone.read(backbone.encode(x, times, times > -1), asked)
-    for n in (3, 6):
+    for n in (1, 3, 5):
         part = backbone.encode(x[:, :n], times[:, :n], times[:, :n] > -1)
         early = asked < times[:, n : n + 1]
         torch.testing.assert_close(backbone.read(part, asked)[early], full[early])
@@ -122,6 +128,22 @@ def test_gradients_reach_all_parameters_and_are_finite(name):
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("name", NAMES)
+def test_quantiles_at_any_time(name, direction):
+    sizes = {"input_dim": FEATURES, "static_dim": STATIC, "dim": 8, "direction": direction}
+    config = QueryModelConfig(**sizes, backbone=name, backbone_options=SMALL.get(name))
+    batch = make_batch(queries=6)
+    model = QueryModel(config).fit_time_scale(batch.times, batch.mask).train()
+    out = model(batch)
+    (out * torch.randn_like(out)).sum().backward()
+    for part, parameter in model.backbone.named_parameters():
+        assert parameter.grad.isfinite().all(), part
+        assert parameter.grad.abs().max() > 0, part
+    padded = model.eval()(pad_with_garbage(batch))
+    torch.testing.assert_close(padded, model(batch), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("name", NAMES)
 def test_series_without_rows_and_features_without_values_have_finite_states(name, direction):
     backbone, times = make(name, direction, static_dim=STATIC), torch.rand(3, 4).double().sort()[0]
     values = torch.randn(3, 4, FEATURES).double()
@@ -135,6 +157,10 @@ def test_series_without_rows_and_features_without_values_have_finite_states(name
     assert not encoded.states[2].any()
     reads.sum().backward()
     assert values.grad.isfinite().all()
+    alone = backbone.encode(values[:, :1], times[:, :1], mask[:, :1], static)
+    if direction == "causal":
+        torch.testing.assert_close(alone.states, encoded.states[:, :1])
+    assert alone.states.isfinite().all()
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -1,8 +1,9 @@
 """Published models to compare with, written from scratch.
 
-They are backbones of series (`gru_d, transformer, contiformer`) and encoders of events (`rmtpp,
-neural_hawkes, transformer_hawkes, ode_rnn, mtan, contiformer`). Importing this package registers
-them by these names. The rest of osciformer does not need it.
+They are backbones of series (`gru_d, transformer, contiformer, neural_cde, log_ncde, mtan, lru, s5,
+linoss, mamba, rough_transformer`) and encoders of events (`rmtpp, neural_hawkes,
+transformer_hawkes, ode_rnn, mtan, contiformer`). Importing this package registers them by these
+names. The rest of osciformer does not need it.
 
 `BASELINE_MODELS` has the settings with which an event encoder is the published model:
 

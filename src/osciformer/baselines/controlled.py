@@ -9,6 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import nn
+from torch.nn import functional
 
 from osciformer._types import Float, Mask, QueryTimes, Reads, Static, Tensor, Times, Tokens, Values
 from osciformer.baselines.directions import DirectedBackbone, rows_before
@@ -21,7 +22,10 @@ from osciformer.ops.response.path import fill
 
 
 class ControlPath(NamedTuple):
-    """A piecewise linear path: time, values, and how often each feature was measured so far."""
+    """A piecewise linear path: time, values, and log(1 + n) / 3 of each feature's n measurements.
+
+    The published path has n itself, which on long series drives a field harder than all else.
+    """
 
     start: Float[Tensor, "B C"]
     pieces: Float[Tensor, "B N P C"]  # increments from the row before, in turn; 0 at the first
@@ -39,7 +43,8 @@ def control_path(values: Values, times: Times, mask: Mask, *, looks_ahead: bool)
         filled = fill(values, times, measured, is_straight=True)
     else:
         filled = forward_fill(values, times, mask)[0].nan_to_num(0.0)
-    known = torch.cat((filled, measured.to(filled.dtype).cumsum(dim=1)), dim=-1)
+    counts = measured.to(filled.dtype).cumsum(dim=1).log1p() / 3.0
+    known = torch.cat((filled, counts), dim=-1)
     since = (times - times[:, :1])[..., None].to(known.dtype)
     path = torch.cat((since, known), dim=-1)
     change = torch.diff(path, dim=1, prepend=path[:, :1])
@@ -69,7 +74,7 @@ def log_signatures(pieces: Float[Tensor, "B N P C"], window: int) -> LogSignatur
 
     Each goes from the start of its window to the end of the pieces of one n; pieces of 0 fill up.
     """
-    filled = nn.functional.pad(pieces, (0, 0, 0, 0, 0, -pieces.shape[1] % window))
+    filled = functional.pad(pieces, (0, 0, 0, 0, 0, -pieces.shape[1] % window))
     steps = filled.unflatten(1, (-1, window)).flatten(2, 3)
     total = steps.cumsum(dim=2)
     area = _wedge(total - steps, steps).cumsum(dim=2)
@@ -92,20 +97,28 @@ def runge_kutta(flow: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 
 
 class ControlledField(nn.Module):
-    """A perceptron $f(z)$ `[.., D, C]` with values in [-1, 1], one vector for each channel."""
+    """A perceptron $f(z)$ `[.., D, C]` with values in [-1, 1], one vector for each channel.
+
+    It starts small, so that many channels together do not make the equation explode.
+    """
 
     def __init__(self, dim: int, channels: int, num_layers: int) -> None:
         super().__init__()
         if num_layers < 1:
             raise ValueError(f"num_layers must be at least 1; got {num_layers}")
-        layers = [layer for _ in range(num_layers) for layer in (nn.Linear(dim, dim), nn.SiLU())]
-        self.hidden = nn.Sequential(*layers)
+        self.hidden = nn.ModuleList(nn.Linear(dim, dim) for _ in range(num_layers))
         self.last = nn.Linear(dim, dim * channels)
+        with torch.no_grad():
+            self.last.weight.mul_(channels**-0.5)
+            self.last.bias.mul_(channels**-0.5)
         self.shape = (dim, channels)
 
     def forward(self, states: Float[Tensor, "*S D"]) -> Float[Tensor, "*S D C"]:
         """Return the vectors."""
-        return self.last(self.hidden(states)).tanh().unflatten(-1, self.shape)
+        for layer in self.hidden:
+            states = layer(states).tanh()
+        vectors: Tensor = self.last(states).tanh()
+        return vectors.unflatten(-1, self.shape)
 
     def along(self, states: Tensor, increment: Float[Tensor, "*S C"]) -> Float[Tensor, "*S D"]:
         r"""Return $\sum_i f_i\,\Delta X_i$."""
@@ -117,11 +130,12 @@ class ControlledField(nn.Module):
         As A is antisymmetric, the second sum is $\sum_j Df_j\,w_j$ with $w_j = \sum_i A_{ij} f_i$.
         """
         vectors = self(states)
-        ways = torch.einsum("...di,...ij->...jd", vectors, found.area)  # [*S, C, D]
-        starts = states[..., None, :].expand_as(ways).contiguous()
-        turns = torch.func.jvp(self.hidden, (starts,), (ways,))[1]
+        ways = torch.einsum("...dc,...ce->...ed", vectors, found.area)  # [*S, C, D]
+        for layer in self.hidden:  # the derivative along all ways at once
+            states = layer(states).tanh()
+            ways = functional.linear(ways, layer.weight) * (1.0 - states.square())[..., None, :]
         weight = self.last.weight.unflatten(0, self.shape)
-        bracket = torch.einsum("...ch,dch->...dc", turns, weight) * (1.0 - vectors.square())
+        bracket = torch.einsum("...ch,dch->...dc", ways, weight) * (1.0 - vectors.square())
         return (vectors * found.increment[..., None, :] + bracket).sum(-1)
 
 
@@ -214,7 +228,9 @@ class LogControlledEquation(ControlledEquation):
         rows = torch.arange(pieces.shape[1] + 1, device=pieces.device)
         origin = torch.stack(starts, dim=1)[:, (rows + self.window - 1) // self.window]
         increment, area = (
-            torch.cat((torch.zeros_like(x[:, :1, 0]), x.flatten(1, 2)), dim=1)[:, : len(rows)]
+            torch.cat((x.new_zeros(len(x), 1, *x.shape[3:]), x.flatten(1, 2)), dim=1)[
+                :, : len(rows)
+            ]
             for x in windows
         )
         return self._jump(origin, LogSignature(increment, area)), (origin, increment, area)

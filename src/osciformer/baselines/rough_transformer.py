@@ -21,7 +21,7 @@ from osciformer.ops.attention.ties import take_rows
 from osciformer.ops.padding import clean_times
 
 
-class Windows(NamedTuple):
+class _Windows(NamedTuple):
     """Tokens of windows that entered each block, and when these end."""
 
     inputs: tuple[Tokens, ...]
@@ -30,7 +30,7 @@ class Windows(NamedTuple):
 
 
 @dataclass(frozen=True)
-class EncodedWindows:
+class _EncodedWindows:
     """An encoded batch: the windows, and what reads need of the rows."""
 
     states: Tokens
@@ -39,7 +39,7 @@ class EncodedWindows:
     views: list[LogSignature]  # up to each row: of the series, of its window
     slope: Tensor  # of the path after each row
     known: Float[Tensor, "B 1 D"]  # what the static features add to a token
-    windows: Windows
+    windows: _Windows
 
 
 @register_backbone("rough_transformer")
@@ -50,7 +50,7 @@ class RoughTransformer(Backbone):
     through Signature Patching", NeurIPS 2024. The token of a window is a map of the log-signatures
     of the path over the series up to its end and over the window. The path is rectilinear and goes
     through a learned map to few channels. A row, or any other time, is the token of the path up to
-    there; it sees the windows, and none sees it.
+    there; it sees the windows, if causal those that are over, and none sees it.
 
     Args:
         input_dim: Number of input columns F.
@@ -83,6 +83,7 @@ class RoughTransformer(Backbone):
         if window < 1:
             raise ValueError(f"window must be at least 1 row; got {window}")
         self.dim, self.window, self.time_scale = dim, window, TimeScale()
+        self.is_causal = direction == "causal"
         channels = 1 + 2 * input_dim
         self.mix: nn.Module = nn.Identity()
         if control_dim is not None:
@@ -98,7 +99,7 @@ class RoughTransformer(Backbone):
 
     def encode(
         self, values: Values, times: Times, mask: Mask, static: Static | None = None
-    ) -> EncodedWindows:
+    ) -> _EncodedWindows:
         """Return the encoded series, see `Backbone.encode`."""
         times = self.time_scale(clean_times(times, mask))
         path = control_path(values, times, mask, looks_ahead=False)
@@ -118,15 +119,17 @@ class RoughTransformer(Backbone):
         ends = torch.arange(self.window, width + self.window, self.window, device=times.device) - 1
         ends = ends.clamp(max=width - 1)
         window_mask = nn.functional.pad(mask, (0, -width % self.window))
-        window_mask = window_mask.unflatten(1, (-1, self.window)).any(dim=-1)
+        window_mask = window_mask.unflatten(1, (-1, self.window))
+        # Of a window that is not over yet only its rows know; else the end of a series would show.
+        window_mask = window_mask.all(dim=-1) if self.is_causal else window_mask.any(dim=-1)
         window_times, inputs = times[:, ends], [rows[:, ends]]
         for block in self.blocks[:-1]:
             inputs.append(block(inputs[-1], window_times, window_mask, validate=False))
-        windows = Windows(tuple(inputs), window_times, window_mask)
+        windows = _Windows(tuple(inputs), window_times, window_mask)
         states = self._see(windows, rows, times).masked_fill(~mask[..., None], 0.0)
-        return EncodedWindows(states, times, mask, views, self.mix(path.slope), known, windows)
+        return _EncodedWindows(states, times, mask, views, self.mix(path.slope), known, windows)
 
-    def read(self, encoded: EncodedWindows, query_times: QueryTimes) -> Reads:
+    def read(self, encoded: _EncodedWindows, query_times: QueryTimes) -> Reads:
         """Return the states at any times, in the unit of the data."""
         query_times = self.time_scale(query_times)
         row, since, is_before = rows_before(encoded.times, query_times, encoded.mask)
@@ -144,7 +147,7 @@ class RoughTransformer(Backbone):
         tokens = self.embedding(torch.cat(found, dim=-1).asinh()) + known
         return cast("Tensor", tokens + self.bank(times).to(tokens.dtype))
 
-    def _see(self, windows: Windows, rows: Tokens, times: Times) -> Tokens:
+    def _see(self, windows: _Windows, rows: Tokens, times: Times) -> Tokens:
         """Return rows after all blocks, in which they see the windows."""
         for block, x in zip(cast("list[EncoderBlock]", self.blocks), windows.inputs, strict=True):
             rows = block.read(rows, times, x, windows.times, windows.mask, validate=False)
