@@ -174,7 +174,7 @@ def test_tokens_of_a_rough_transformer_are_two_log_signatures():
             part = iterated(pieces[start : n + 1].flatten(0, 1))
             for mine, theirs in zip(view, part, strict=True):
                 torch.testing.assert_close(mine[1, n], theirs)
-    assert torch.equal(encoded.windows.times, batch.times[:, [2, 5, 7]])
+    assert torch.equal(encoded.ends, batch.times[:, [2, 5, 7]])
 
 
 @pytest.mark.parametrize(

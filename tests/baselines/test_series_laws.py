@@ -121,9 +121,10 @@ def test_gradients_reach_all_parameters_and_are_finite(name):
         assert parameter.grad.abs().max() > 0, part
     model.eval()
     with torch.inference_mode():
-        torch.testing.assert_close(
-            model(pad_with_garbage(batch)), model(batch), rtol=1e-5, atol=1e-5
-        )
+        out, padded = model(batch), model(pad_with_garbage(batch))
+        torch.testing.assert_close(padded, out, rtol=1e-5, atol=1e-5)
+        with torch.autocast("cpu", torch.bfloat16):
+            torch.testing.assert_close(model(batch).float(), out, rtol=0.05, atol=0.05)
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)

@@ -35,8 +35,12 @@ from osciformer.baselines.mtan import MultiTimeAttentionNetwork as MultiTimeAtte
 from osciformer.baselines.rough_transformer import RoughTransformer as RoughTransformer
 from osciformer.baselines.state_space import LRU as LRU
 from osciformer.baselines.state_space import S5 as S5
+from osciformer.baselines.state_space import LinearRecurrentUnit as LinearRecurrentUnit
 from osciformer.baselines.state_space import LinOSS as LinOSS
 from osciformer.baselines.state_space import Mamba as Mamba
+from osciformer.baselines.state_space import OscillatoryStateSpace as OscillatoryStateSpace
+from osciformer.baselines.state_space import S5Layer as S5Layer
+from osciformer.baselines.state_space import SelectiveStateSpace as SelectiveStateSpace
 from osciformer.baselines.transformer import DotProductAttention as DotProductAttention
 from osciformer.baselines.transformer import TimeTransformer as TimeTransformer
 from osciformer.baselines.transformer import TransformerHawkesEncoder as TransformerHawkesEncoder

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
 from torch import nn
@@ -133,7 +133,8 @@ class ControlledField(nn.Module):
         ways = torch.einsum("...dc,...ce->...ed", vectors, found.area)  # [*S, C, D]
         for layer in self.hidden:  # the derivative along all ways at once
             states = layer(states).tanh()
-            ways = functional.linear(ways, layer.weight) * (1.0 - states.square())[..., None, :]
+            slope = (1.0 - states.square())[..., None, :]
+            ways = functional.linear(ways, cast("nn.Linear", layer).weight) * slope
         weight = self.last.weight.unflatten(0, self.shape)
         bracket = torch.einsum("...ch,dch->...dc", ways, weight) * (1.0 - vectors.square())
         return (vectors * found.increment[..., None, :] + bracket).sum(-1)
@@ -264,7 +265,7 @@ class NeuralCDE(DirectedBackbone):
         control_dim: Channels to which a learned map takes the path; None is no map.
     """
 
-    equation: ClassVar[type[ControlledEquation]] = ControlledEquation
+    _equation: ClassVar[type[ControlledEquation]] = ControlledEquation
 
     def __init__(
         self,
@@ -279,7 +280,7 @@ class NeuralCDE(DirectedBackbone):
     ) -> None:
         options |= {"static_dim": static_dim, "num_layers": num_layers}
         settings: Any = {**options, "looks_ahead": direction == "bidirectional"}
-        make = partial(self.equation, input_dim, control_dim=control_dim, **settings)
+        make = partial(self._equation, input_dim, control_dim=control_dim, **settings)
         super().__init__(make, dim, direction)
 
 
@@ -292,7 +293,7 @@ class LogNeuralCDE(NeuralCDE):
     takes the path to few ones, unless `control_dim` is None.
     """
 
-    equation = LogControlledEquation
+    _equation = LogControlledEquation
 
     def __init__(
         self,

@@ -10,18 +10,7 @@ import torch
 from torch import nn
 
 from osciformer._text import check_choice
-from osciformer._types import (
-    Float,
-    Int,
-    Mask,
-    QueryTimes,
-    Reads,
-    Static,
-    Tensor,
-    Times,
-    Tokens,
-    Values,
-)
+from osciformer._types import Float, Mask, QueryTimes, Reads, Static, Tensor, Times, Tokens, Values
 from osciformer.models.backbones import Backbone, EncodedSeries
 from osciformer.models.forward_fill import positive_gaps
 from osciformer.nn.timeline import TimeScale, last_observation, take_tokens
@@ -86,7 +75,7 @@ class EncodedDirections:
     forwards: EncodedSeries
     backwards: EncodedSeries | None
     mask: Mask
-    place: Int[Tensor, "B N"] | None  # of each row in reversed time
+    place: Tensor | None  # of each row in reversed time
 
     @property
     def states(self) -> Tokens:

@@ -10,17 +10,7 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.functional import scaled_dot_product_attention
 
-from osciformer._types import (
-    Float,
-    Mask,
-    QueryTimes,
-    Reads,
-    Static,
-    Tensor,
-    Times,
-    Tokens,
-    Values,
-)
+from osciformer._types import Float, Mask, QueryTimes, Reads, Static, Tensor, Times, Tokens, Values
 from osciformer.baselines.directions import DirectedBackbone
 from osciformer.baselines.event_encoders import TimeEmbedding
 from osciformer.math.banks import frequency_range

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import nn
 
-from osciformer._types import Float, Mask, QueryTimes, Reads, Static, Tensor, Times, Tokens, Values
+from osciformer._types import Mask, QueryTimes, Reads, Static, Tensor, Times, Tokens, Values
 from osciformer.baselines.controlled import LogSignature, control_path, log_signatures
 from osciformer.baselines.directions import rows_before
 from osciformer.baselines.transformer import SinusoidalTime, encoder_blocks
@@ -21,25 +20,16 @@ from osciformer.ops.attention.ties import take_rows
 from osciformer.ops.padding import clean_times
 
 
-class _Windows(NamedTuple):
-    """Tokens of windows that entered each block, and when these end."""
-
-    inputs: tuple[Tokens, ...]
-    times: Times
-    mask: Mask
-
-
-@dataclass(frozen=True)
-class _EncodedWindows:
-    """An encoded batch: the windows, and what reads need of the rows."""
-
+class _EncodedWindows(NamedTuple):
     states: Tokens
     times: Times
     mask: Mask
     views: list[LogSignature]  # up to each row: of the series, of its window
     slope: Tensor  # of the path after each row
-    known: Float[Tensor, "B 1 D"]  # what the static features add to a token
-    windows: _Windows
+    known: Tensor  # what the static features add to a token
+    inputs: list[Tokens]  # of windows, as they enter each block
+    ends: Times  # of windows
+    present: Mask
 
 
 @register_backbone("rough_transformer")
@@ -125,9 +115,10 @@ class RoughTransformer(Backbone):
         window_times, inputs = times[:, ends], [rows[:, ends]]
         for block in self.blocks[:-1]:
             inputs.append(block(inputs[-1], window_times, window_mask, validate=False))
-        windows = _Windows(tuple(inputs), window_times, window_mask)
-        states = self._see(windows, rows, times).masked_fill(~mask[..., None], 0.0)
-        return _EncodedWindows(states, times, mask, views, self.mix(path.slope), known, windows)
+        of_rows = rows, times, mask, views, self.mix(path.slope), known
+        encoded = _EncodedWindows(*of_rows, inputs, window_times, window_mask)
+        states = self._see(encoded, rows, times).masked_fill(~mask[..., None], 0.0)
+        return encoded._replace(states=states)
 
     def read(self, encoded: _EncodedWindows, query_times: QueryTimes) -> Reads:
         """Return the states at any times, in the unit of the data."""
@@ -139,7 +130,7 @@ class RoughTransformer(Backbone):
             for view in encoded.views
         ]
         rows = self._tokens(views, query_times, encoded.known)
-        return self._see(encoded.windows, rows, query_times).masked_fill(is_before, 0.0)
+        return self._see(encoded, rows, query_times).masked_fill(is_before, 0.0)
 
     def _tokens(self, views: list[LogSignature], times: Times, known: Tensor) -> Tokens:
         """Return the tokens of log-signatures; these may be large, so they are compressed."""
@@ -147,10 +138,10 @@ class RoughTransformer(Backbone):
         tokens = self.embedding(torch.cat(found, dim=-1).asinh()) + known
         return cast("Tensor", tokens + self.bank(times).to(tokens.dtype))
 
-    def _see(self, windows: _Windows, rows: Tokens, times: Times) -> Tokens:
+    def _see(self, seen: _EncodedWindows, rows: Tokens, times: Times) -> Tokens:
         """Return rows after all blocks, in which they see the windows."""
-        for block, x in zip(cast("list[EncoderBlock]", self.blocks), windows.inputs, strict=True):
-            rows = block.read(rows, times, x, windows.times, windows.mask, validate=False)
+        for block, x in zip(cast("list[EncoderBlock]", self.blocks), seen.inputs, strict=True):
+            rows = block.read(rows, times, x, seen.ends, seen.present, validate=False)
         return cast("Tensor", self.norm(rows))
 
     def _fit_time_scale(self, times: Times, mask: Mask | None, generator: Any) -> None:

@@ -101,7 +101,8 @@ class DiagonalRecurrence(nn.Module):
 
     def drive(self, u: Tensor) -> Tensor:
         """Return B u."""
-        return torch.view_as_complex(self.enter(u).unflatten(-1, (-1, 2)))
+        parts = self.enter(u).unflatten(-1, (-1, 2))
+        return torch.view_as_complex(parts.to(self.skip.dtype))  # no complex half precision
 
     def observe(self, states: Tensor) -> Tensor:
         """Return Re(C h)."""
@@ -360,8 +361,8 @@ class StateSpaceModel(DirectedBackbone):
         options: Further settings of the layer; `state_dim` is the number of its modes.
     """
 
-    layer: ClassVar[type[nn.Module]]
-    state_dim: ClassVar[int] = 32
+    _layer: ClassVar[type[nn.Module]]
+    _state_dim: ClassVar[int] = 32
 
     def __init__(
         self,
@@ -374,10 +375,10 @@ class StateSpaceModel(DirectedBackbone):
         dropout: float = 0.0,
         **options: Any,
     ) -> None:
-        options = {"state_dim": self.state_dim, **options}
+        options = {"state_dim": self._state_dim, **options}
 
         def make(width: int) -> _Stack:
-            layers = [self.layer(width, **options) for _ in range(num_layers)]
+            layers = [self._layer(width, **options) for _ in range(num_layers)]
             embedding = SeriesEmbedding(input_dim, width, static_dim=static_dim)
             return _Stack(embedding, layers, width, dropout)
 
@@ -394,25 +395,25 @@ _SETTINGS, _OPTIONS = ("num_layers", "dropout"), ("direction", "state_dim")
 class LRU(StateSpaceModel):
     """A stack of `LinearRecurrentUnit` layers."""
 
-    layer = LinearRecurrentUnit
+    _layer = LinearRecurrentUnit
 
 
 @register_backbone("s5", settings=_SETTINGS, options=_OPTIONS)
 class S5(StateSpaceModel):
     """A stack of `S5Layer` layers."""
 
-    layer = S5Layer
+    _layer = S5Layer
 
 
 @register_backbone("linoss", settings=_SETTINGS, options=(*_OPTIONS, "scheme"))
 class LinOSS(StateSpaceModel):
     """A stack of `OscillatoryStateSpace` layers, of which `scheme` is an option."""
 
-    layer = OscillatoryStateSpace
+    _layer = OscillatoryStateSpace
 
 
 @register_backbone("mamba", settings=_SETTINGS, options=_OPTIONS)
 class Mamba(StateSpaceModel):
     """A stack of `SelectiveStateSpace` layers."""
 
-    layer, state_dim = SelectiveStateSpace, 16
+    _layer, _state_dim = SelectiveStateSpace, 16
