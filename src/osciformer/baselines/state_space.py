@@ -2,7 +2,7 @@
 
 Time is in typical gaps (the median of the training set), so a regular series takes the steps of the
 published models; a gap g is g such steps. A read is the last row's state after the time since, with
-no input.
+no input. S5 and Mamba hold an input over the gap before it: of rows at one time the first counts.
 """
 
 from __future__ import annotations
