@@ -253,8 +253,8 @@ class NeuralCDE(DirectedBackbone):
 
     Kidger et al., "Neural Controlled Differential Equations for Irregular Time Series", NeurIPS
     2020; the rectilinear path is that of Morrill et al., "Neural Controlled Differential Equations
-    for Online Prediction Tasks", 2021. Each piece of the path costs four fields of D C outputs; with
-    many features `carry=False` saves most of it, as the path holds last values anyway.
+    for Online Prediction Tasks", 2021. Each piece of the path costs four times D C outputs: with
+    many features `carry=False` saves most of it, and the path holds last values anyway.
 
     Args:
         input_dim: Number of input columns F; the path has 1 + 2 F channels.

@@ -69,7 +69,7 @@ def _scan(a: Tensor, b: Tensor) -> Tensor:
     a, b = (functional.pad(x, filled).unflatten(1, (-1, max(1, size))).clone() for x in (a, b))
     for n in range(1, size):  # within chunks from rest: states, and products of factors
         b[:, :, n] += a[:, :, n] * b[:, :, n - 1]
-        a[:, :, n] *= a[:, :, n - 1].clone()
+        a[:, :, n] *= a[:, :, n - 1]
     if a.shape[1] > 1:
         starts = _scan(a[:, :-1, -1], b[:, :-1, -1])
         b[:, 1:] += a[:, 1:] * starts[:, :, None]
