@@ -1,8 +1,9 @@
 """Published models to compare with, written from scratch.
 
-They are backbones of series (`gru_d, transformer, contiformer`) and encoders of events (`rmtpp,
-neural_hawkes, transformer_hawkes, ode_rnn, mtan, contiformer`). Importing this package registers
-them by these names. The rest of osciformer does not need it.
+They are backbones of series (`gru_d, transformer, contiformer, neural_cde, log_ncde, mtan, lru, s5,
+linoss, mamba, rough_transformer`) and encoders of events (`rmtpp, neural_hawkes,
+transformer_hawkes, ode_rnn, mtan, contiformer`). Importing this package registers them by these
+names. The rest of osciformer does not need it.
 
 `BASELINE_MODELS` has the settings with which an event encoder is the published model:
 
@@ -19,6 +20,8 @@ from osciformer.baselines.contiformer import ContiFormerBackbone as ContiFormerB
 from osciformer.baselines.contiformer import ContiFormerEventEncoder as ContiFormerEventEncoder
 from osciformer.baselines.contiformer import VectorField as VectorField
 from osciformer.baselines.contiformer import contiformer_attention as contiformer_attention
+from osciformer.baselines.controlled import LogNeuralCDE as LogNeuralCDE
+from osciformer.baselines.controlled import NeuralCDE as NeuralCDE
 from osciformer.baselines.event_encoders import (
     ContinuousTimeLSTMEncoder as ContinuousTimeLSTMEncoder,
 )
@@ -28,6 +31,16 @@ from osciformer.baselines.event_encoders import (
 from osciformer.baselines.event_encoders import ODERNNEncoder as ODERNNEncoder
 from osciformer.baselines.event_encoders import RecurrentEventEncoder as RecurrentEventEncoder
 from osciformer.baselines.gru_d import GRUD as GRUD
+from osciformer.baselines.mtan import MultiTimeAttentionNetwork as MultiTimeAttentionNetwork
+from osciformer.baselines.rough_transformer import RoughTransformer as RoughTransformer
+from osciformer.baselines.state_space import LRU as LRU
+from osciformer.baselines.state_space import S5 as S5
+from osciformer.baselines.state_space import LinearRecurrentUnit as LinearRecurrentUnit
+from osciformer.baselines.state_space import LinOSS as LinOSS
+from osciformer.baselines.state_space import Mamba as Mamba
+from osciformer.baselines.state_space import OscillatoryStateSpace as OscillatoryStateSpace
+from osciformer.baselines.state_space import S5Layer as S5Layer
+from osciformer.baselines.state_space import SelectiveStateSpace as SelectiveStateSpace
 from osciformer.baselines.transformer import DotProductAttention as DotProductAttention
 from osciformer.baselines.transformer import TimeTransformer as TimeTransformer
 from osciformer.baselines.transformer import TransformerHawkesEncoder as TransformerHawkesEncoder

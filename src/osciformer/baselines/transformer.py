@@ -113,7 +113,7 @@ class SinusoidalTime(FrequencyBank):
         return torch.cat((phase.sin(), phase.cos()), dim=-1)
 
 
-def _blocks(
+def encoder_blocks(
     num_layers: int, *sizes: int, direction: str, dropout: float, feedforward_dim: int | None = None
 ) -> nn.ModuleList:
     """Return encoder blocks with `DotProductAttention`; the sizes are `dim, num_heads`."""
@@ -158,7 +158,7 @@ class TimeTransformer(Backbone):
         self.bank = SinusoidalTime(dim, DEFAULT_OMEGA_RANGE)
         self.embedding = SeriesEmbedding(input_dim, dim, static_dim=static_dim)
         options: Any = {"dropout": dropout, "feedforward_dim": feedforward_dim}
-        self.blocks = _blocks(num_layers, dim, num_heads, direction=direction, **options)
+        self.blocks = encoder_blocks(num_layers, dim, num_heads, direction=direction, **options)
         self.norm = nn.LayerNorm(dim)
 
     def encode(
@@ -225,7 +225,9 @@ class TransformerHawkesEncoder(TypeEncoder):
     ) -> None:
         super().__init__(num_types, dim, dropout)
         self.bank = SinusoidalTime(dim, _FIRST_RANGE)
-        self.blocks = _blocks(num_layers, dim, num_heads, direction="causal", dropout=dropout)
+        self.blocks = encoder_blocks(
+            num_layers, dim, num_heads, direction="causal", dropout=dropout
+        )
         self.norm = nn.LayerNorm(dim)
 
     def fit_times(self, batch: EventBatch) -> None:
