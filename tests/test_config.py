@@ -192,7 +192,7 @@ def test_bad_setting_is_named(kind: Any, given: dict[str, Any], message: str) ->
     [
         ({"drop_out": 0.1}, "unknown setting 'drop_out'; did you mean 'dropout'"),
         ({"zzz": 1}, "unknown setting 'zzz'; allowed: input_dim"),
-        ({"backbone": "lstm"}, "backbone must be one of 'osciformer', .*'gru_d'"),
+        ({"backbone": "mlp"}, "backbone must be one of 'osciformer', .*'gru_d'"),
         ({"pool": ["median"]}, "pool must be one of 'last', 'mean', 'max'; got 'median'"),
         ({"pool": []}, "pool must name at least one kind"),
         ({"pool": ["last", "last"]}, "each once"),
