@@ -147,7 +147,7 @@ def velocity_of(cell: Cell, inputs: Tensor) -> Callable[[Tensor, Tensor], Tensor
         total = drive + h @ w["recurrent.weight"].T
         if isinstance(cell, ContinuousTimeRNN):
             return torch.exp(w["raw_rate"]) * (torch.tanh(total) - h)
-        f = torch.sigmoid(total)
+        f = torch.exp(w["raw_gain"]) * torch.sigmoid(total)
         return -(torch.exp(w["raw_rate"]) + f) * h + f * w["level"]
 
     return velocity

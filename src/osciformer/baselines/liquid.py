@@ -12,24 +12,26 @@ from osciformer.baselines.recurrence import Cell, register_cell
 
 @register_cell("ltc")
 class LiquidTimeConstant(RelaxingCell):
-    r"""A liquid time-constant network, $h' = -(r + f) \odot h + f \odot A, f = \sigma(W h + u)$.
+    r"""A liquid time-constant network, $h' = -(r + f) h + f A$ with $f = g \, \sigma(W h + u)$.
 
     Hasani et al., "Liquid Time-constant Networks", AAAI 2021, eq. 1 and 3, with a layer for f (the
-    released code has a sigmoid for each pair of units); rates r and levels A are learned. See
-    `RelaxingCell`.
+    released code has a sigmoid for each pair of units). Rates r, gains g and levels A are learned.
+    See `RelaxingCell`.
     """
 
-    no_weight_decay = ("raw_rate", "level")
+    no_weight_decay = ("raw_rate", "raw_gain", "level")
 
     def __init__(self, input_dim: int, dim: int, num_steps: int = 6) -> None:
         super().__init__(input_dim, dim, 1, num_steps)
         self.recurrent = nn.Linear(dim, dim, bias=False)
         self.raw_rate = nn.Parameter(3.0 * torch.rand(dim) - 3.0)
-        self.level = nn.Parameter(2.0 * torch.rand(dim) - 1.0)
+        # Larger than the rates: a row must be able to turn the state.
+        self.raw_gain = nn.Parameter(torch.ones(dim))
+        self.level = nn.Parameter(torch.randn(dim).sign())
 
     def field(self, hidden: Tensor, drive: Tensor) -> tuple[Tensor, Tensor]:
         """Return r + f, and f A."""
-        conductance = torch.sigmoid(self.recurrent(hidden) + drive)
+        conductance = self.raw_gain.exp() * torch.sigmoid(self.recurrent(hidden) + drive)
         return self.raw_rate.exp() + conductance, conductance * self.level
 
 
