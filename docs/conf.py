@@ -47,7 +47,7 @@ nitpick_ignore_regex = [(r"py:.*", r"(?!osciformer\.).*")]
 nitpick_ignore_regex += [(r"py:class", r"osciformer\.(\w+\.)*_\w+(\.\w+)?")]
 nitpick_ignore = [
     ("py:class", "osciformer.baselines.contiformer.Motion"),
-    ("py:class", "osciformer.baselines.gru_d.EncodedDirections"),
+    ("py:class", "osciformer.baselines.recurrence.EncodedDirections"),
     ("py:class", "osciformer.data.transforms.Array"),
     ("py:class", "osciformer.events.scores.QuantileBand"),
 ]

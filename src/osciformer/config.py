@@ -399,8 +399,8 @@ class TaskConfig(Config):
         observation_dropout: Fraction of the measured values that is hidden at random in training.
         carry: Let each token also hold, per feature, the last known value and its age.
         backbone: `osciformer`, or for comparison `transformer` (sinusoidal time encoding), `gru_d`
-            (one recurrent layer, whatever `num_layers` and `num_heads`), another model of
-            `osciformer.baselines`, or any name of `register_backbone`.
+            or another recurrent network of `osciformer.baselines` (one layer, whatever `num_layers`
+            and `num_heads`), another model there, or any name of `register_backbone`.
         backbone_options: Further settings of the backbone, by name (JSON); for `osciformer` those
             of `OsciFormerConfig` that are not above, and `preset`.
     """

@@ -267,7 +267,7 @@ def test_series_without_any_value_gets_a_prediction(fitted: OsciFormerClassifier
     assert np.isfinite(fitted.predict_proba(blank)).all()
 
 
-@pytest.mark.parametrize("backbone", ["transformer", "gru_d"])
+@pytest.mark.parametrize("backbone", ["transformer", "gru_d", "cfc", "lmu"])
 def test_baselines_have_the_same_interface(backbone: str, tmp_path: Path) -> None:
     X = two_levels(20)
     model = make(OsciFormerClassifier, **TINY, backbone=backbone).fit(X)

@@ -1,9 +1,20 @@
 """Published models to compare with, written from scratch.
 
-They are backbones of series (`gru_d, transformer, contiformer, neural_cde, log_ncde, mtan, lru, s5,
-linoss, mamba, rough_transformer`) and encoders of events (`rmtpp, neural_hawkes,
-transformer_hawkes, ode_rnn, mtan, contiformer`). Importing this package registers them by these
+They are backbones of series and encoders of events. Importing this package registers them by their
 names. The rest of osciformer does not need it.
+
+Series: `transformer`, `contiformer`, `gru_d`, and recurrent networks of one layer, each a `Cell` in
+a `RecurrentBackbone`:
+
+- with gates: `lstm`, `gru` (the gap is an input), `rnn_decay`, `ct_lstm`, `phased_lstm`;
+- with a linear memory: `ct_gru`, `lmu`;
+- along a differential equation: `ode_rnn`, `ode_lstm`, `ct_rnn`, `gru_ode`, `cornn`;
+- liquid: `ltc`, `cfc`.
+
+Further series models: `neural_cde`, `log_ncde`, `mtan`, `rough_transformer`, and the state spaces
+`lru`, `s5`, `linoss`, `mamba`.
+
+Events: `rmtpp, neural_hawkes, transformer_hawkes, ode_rnn, mtan, contiformer`.
 
 `BASELINE_MODELS` has the settings with which an event encoder is the published model:
 
@@ -30,8 +41,27 @@ from osciformer.baselines.event_encoders import (
 )
 from osciformer.baselines.event_encoders import ODERNNEncoder as ODERNNEncoder
 from osciformer.baselines.event_encoders import RecurrentEventEncoder as RecurrentEventEncoder
+from osciformer.baselines.gated_cells import AugmentedLSTM as AugmentedLSTM
+from osciformer.baselines.gated_cells import ContinuousTimeLSTM as ContinuousTimeLSTM
+from osciformer.baselines.gated_cells import DecayingCells as DecayingCells
+from osciformer.baselines.gated_cells import GapGRU as GapGRU
+from osciformer.baselines.gated_cells import RNNDecay as RNNDecay
 from osciformer.baselines.gru_d import GRUD as GRUD
+from osciformer.baselines.liquid import ClosedFormContinuous as ClosedFormContinuous
+from osciformer.baselines.liquid import LiquidTimeConstant as LiquidTimeConstant
+from osciformer.baselines.memory_cells import ContinuousTimeGRU as ContinuousTimeGRU
+from osciformer.baselines.memory_cells import LegendreMemoryUnit as LegendreMemoryUnit
 from osciformer.baselines.mtan import MultiTimeAttentionNetwork as MultiTimeAttentionNetwork
+from osciformer.baselines.ode_cells import GRUODE as GRUODE
+from osciformer.baselines.ode_cells import ODELSTM as ODELSTM
+from osciformer.baselines.ode_cells import ODERNN as ODERNN
+from osciformer.baselines.ode_cells import ContinuousTimeRNN as ContinuousTimeRNN
+from osciformer.baselines.ode_cells import GapFlow as GapFlow
+from osciformer.baselines.ode_cells import RelaxingCell as RelaxingCell
+from osciformer.baselines.oscillating_cells import CoupledOscillators as CoupledOscillators
+from osciformer.baselines.oscillating_cells import PhasedLSTM as PhasedLSTM
+from osciformer.baselines.recurrence import Cell as Cell
+from osciformer.baselines.recurrence import RecurrentBackbone as RecurrentBackbone
 from osciformer.baselines.rough_transformer import RoughTransformer as RoughTransformer
 from osciformer.baselines.state_space import LRU as LRU
 from osciformer.baselines.state_space import S5 as S5

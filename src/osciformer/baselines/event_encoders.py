@@ -7,10 +7,11 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from torch import nn
-from torch.nn import functional
 from torch.nn.functional import scaled_dot_product_attention
 
 from osciformer._types import Float, Tensor, Times, Tokens
+from osciformer.baselines.gated_cells import DecayingCells
+from osciformer.baselines.ode_cells import GapFlow
 from osciformer.events.neural.encoder import (
     EventStates,
     Gaps,
@@ -49,24 +50,13 @@ class RecurrentEventEncoder(TokenEncoder):
         return cast("Tensor", self.dropout(self.recurrence(self.tokens(batch))[0]))
 
 
-class _Cells(NamedTuple):
-    """What each event leaves: the cell, where it decays to, how fast, and the output gate."""
-
-    start: Tokens
-    target: Tokens
-    rate: Tokens
-    output: Tokens
-
-
 @register_backbone("neural_hawkes", kind="events", settings=("dropout",))
 class ContinuousTimeLSTMEncoder(TypeEncoder):
-    r"""An LSTM whose cells decay exponentially between events, each to a target of its own.
+    """An LSTM whose cells decay between events, see `DecayingCells`.
 
-    $$c(t) = \bar c_i + (c_i - \bar c_i) e^{-\delta_i (t - t_i)}, \qquad
-    h(t) = o_i \odot \tanh c(t)$$
-    Mei and Eisner, "The Neural Hawkes Process", NeurIPS 2017, eq. 4 to 7. At an event, seven gates
-    of its type and of h just before it make $c_i, \bar c_i, \delta_i, o_i$. Rates are per mean gap
-    of the training events. Before the first event all cells are 0.
+    At an event, seven gates of its type and of the hidden state just before it make the cells,
+    their targets, rates and output gates. Rates are per mean gap of the training events. Before the
+    first event all cells are 0.
     """
 
     def __init__(self, num_types: int, dim: int = 64, *, dropout: float = 0.0) -> None:
@@ -74,60 +64,28 @@ class ContinuousTimeLSTMEncoder(TypeEncoder):
         self.from_type = nn.Linear(dim, 7 * dim)
         self.from_state = nn.Linear(dim, 7 * dim, bias=False)
 
-    def prepare(self, batch: EventBatch) -> _Cells:
+    def prepare(self, batch: EventBatch) -> DecayingCells:
         """Return the cells after all events, see `EventEncoder`."""
         inputs = self.from_type(self.dropout(self.types(batch.clean_types)))
         gaps = self.scale(gaps_of(batch)).to(inputs.dtype)
-        cells = _Cells(*[inputs.new_zeros(len(batch), self.dim)] * 4)
+        cells = DecayingCells(*[inputs.new_zeros(len(batch), self.dim)] * 4)
         weight = self.from_state.weight.t()
         steps = []
         for raw, gap in zip(inputs.unbind(1), gaps[..., None].unbind(1), strict=True):
-            before = torch.lerp(cells.target, cells.start, torch.exp(-cells.rate * gap))
-            raw = torch.addmm(raw, cells.output * torch.tanh(before), weight)
-            gates, rest = raw.split((5 * self.dim, 2 * self.dim), dim=-1)
-            enter, forget, enter_target, forget_target, output = gates.sigmoid().chunk(5, dim=-1)
-            value, rate = rest.chunk(2, dim=-1)
-            value = value.tanh()
-            target = forget_target * cells.target + enter_target * value
-            start = forget * before + enter * value
-            cells = _Cells(start, target, functional.softplus(rate), output)
+            before = cells.at(gap)
+            gates = torch.addmm(raw, cells.output * torch.tanh(before), weight)
+            cells = cells.jump(gates, before)
             steps.append(cells)
-        return _Cells(*(torch.stack(items, dim=1) for items in zip(*steps, strict=True)))
+        return DecayingCells(*(torch.stack(items, dim=1) for items in zip(*steps, strict=True)))
 
     def states(self, prepared: Any, gaps: Gaps | None) -> EventStates:
         """Return the states after each event, and at gaps after it, see `EventEncoder`."""
         after = prepared.output * torch.tanh(prepared.start)
         if gaps is None:
             return EventStates(after, None)
-        start, target, rate, output = (item[:, :, None] for item in prepared)
-        decay = torch.exp(-rate * self.scale(gaps).to(after.dtype)[..., None])
-        return EventStates(after, output * torch.tanh(torch.lerp(target, start, decay)))
-
-
-class GapFlow(nn.Module):
-    r"""The flow of $dh/ds = f(h)$ over $s = \log(1 + g)$, g a gap in the unit of a data set.
-
-    So each gap, however long, takes `num_steps` steps of the classical Runge-Kutta method. f is a
-    perceptron with outputs in [-1, 1], so no step can blow up.
-    """
-
-    def __init__(self, dim: int, num_steps: int = 4) -> None:
-        super().__init__()
-        if num_steps < 1:
-            raise ValueError(f"num_steps must be at least 1; got {num_steps}")
-        self.num_steps = num_steps
-        self.field = nn.Sequential(nn.Linear(dim, dim), nn.Tanh(), nn.Linear(dim, dim), nn.Tanh())
-
-    def forward(self, states: Float[Tensor, "*S D"], gaps: Float[Tensor, "*S"]) -> Tensor:
-        """Return where the states are some gaps later `[*S, D]`."""
-        step = (torch.log1p(gaps) / self.num_steps).to(states.dtype)[..., None]
-        for _ in range(self.num_steps):
-            k1 = self.field(states)
-            k2 = self.field(states + step / 2 * k1)
-            k3 = self.field(states + step / 2 * k2)
-            k4 = self.field(states + step * k3)
-            states = states + step / 6 * (k1 + 2 * (k2 + k3) + k4)
-        return states
+        cells = DecayingCells(*(item[:, :, None] for item in prepared))
+        now = cells.at(self.scale(gaps).to(after.dtype)[..., None])
+        return EventStates(after, cells.output * torch.tanh(now))
 
 
 @register_backbone("ode_rnn", kind="events", settings=("dropout",))

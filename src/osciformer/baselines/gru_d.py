@@ -6,30 +6,20 @@ Scientific Reports 8, 6085, 2018.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-from osciformer._text import check_choice
-from osciformer._types import Float, Mask, QueryTimes, Reads, Static, Tensor, Times, Tokens, Values
-from osciformer.models.backbones import Backbone, register_backbone
-from osciformer.models.forward_fill import forward_fill, positive_gaps
+from osciformer._types import Float, Mask, QueryTimes, Reads, Static, Tensor, Times, Values
+from osciformer.baselines.directions import DirectedBackbone
+from osciformer.baselines.recurrence import EncodedRecurrence
+from osciformer.models.backbones import register_backbone
+from osciformer.models.forward_fill import forward_fill
 from osciformer.nn.encoder import with_indicators
-from osciformer.nn.timeline import TimeScale, last_observation, take_tokens
+from osciformer.nn.timeline import last_observation, take_tokens
 from osciformer.ops.padding import clean_times
-
-
-@dataclass(frozen=True)
-class EncodedRecurrence:
-    """States of one recurrence and what decays from them."""
-
-    states: Tokens
-    ages: Values  # since the last measurement, or the first row if there is none
-    times: Times
-    mask: Mask
 
 
 class DecayRecurrence(nn.Module):
@@ -96,7 +86,7 @@ class DecayRecurrence(nn.Module):
         """Return the hidden states at any times, decayed since the row before; zeros before all."""
         held = last_observation(encoded.times, query_times, encoded.mask)
         moved = query_times - take_tokens(encoded.times[..., None], held)[..., 0]
-        delta = take_tokens(encoded.ages, held) + moved[..., None].to(encoded.ages.dtype)
+        delta = take_tokens(encoded.carried, held) + moved[..., None].to(encoded.carried.dtype)
         return self._decay(delta.clamp(min=0.0)) * take_tokens(encoded.states, held)
 
     def _decay(self, delta: Float[Tensor, "B N F"]) -> Float[Tensor, "B N D"]:
@@ -111,7 +101,7 @@ class DecayRecurrence(nn.Module):
 
 
 @register_backbone("gru_d", settings=("dropout",))
-class GRUD(Backbone):
+class GRUD(DirectedBackbone):
     """GRU-D as a backbone. A read is the last hidden state, decayed until the query time.
 
     Args:
@@ -131,52 +121,9 @@ class GRUD(Backbone):
         direction: str = "causal",
         dropout: float = 0.0,
     ) -> None:
-        super().__init__()
-        check_choice("direction", direction, ("causal", "bidirectional"))
-        self.dim, self.time_scale = dim, TimeScale()
-        later = dim // 2 if direction == "bidirectional" else 0
         sizes: dict[str, Any] = {"static_dim": static_dim, "dropout": dropout}
-        self.forwards = DecayRecurrence(input_dim, dim - later, **sizes)
-        self.backwards = DecayRecurrence(input_dim, later, **sizes) if later else None
+        super().__init__(lambda dim: DecayRecurrence(input_dim, dim, **sizes), dim, direction)
 
-    def encode(
-        self, values: Values, times: Times, mask: Mask, static: Static | None = None
-    ) -> EncodedDirections:
-        """Return the encoded series, see `Backbone.encode`."""
-        times = self.time_scale(times)
-        early = self.forwards(values, times, mask, static)
-        if self.backwards is None:
-            return EncodedDirections(early, None)
-        late = self.backwards(values.flip(1), -times.flip(1), mask.flip(1), static)
-        return EncodedDirections(early, late)
-
-    def read(self, encoded: EncodedDirections, query_times: QueryTimes) -> Reads:
-        """Return the states at any times, in the unit of the data."""
-        query_times = self.time_scale(query_times)
-        early = self.forwards.read(encoded.forwards, query_times)
-        if self.backwards is None or encoded.backwards is None:
-            return early
-        late = self.backwards.read(encoded.backwards, -query_times)
-        return torch.cat((early, late), dim=-1)
-
-    def _fit_time_scale(self, times: Times, mask: Mask | None, generator: Any) -> None:
-        self.time_scale.fit(times, mask)
-        # The unit of the decays is the geometric mean of the longest span and the median gap.
-        unit = torch.sqrt(positive_gaps(times, mask).median() * self.time_scale.scale)
-        self.time_scale.set(float(self.time_scale.reference), float(unit))
-
-
-@dataclass(frozen=True)
-class EncodedDirections:
-    """An encoded batch of one or two recurrences, the second in reversed time."""
-
-    forwards: EncodedRecurrence
-    backwards: EncodedRecurrence | None
-
-    @property
-    def states(self) -> Tokens:
-        """States of the observations; zero where absent."""
-        states = self.forwards.states
-        if self.backwards is not None:
-            states = torch.cat((states, self.backwards.states.flip(1)), dim=-1)
-        return states.masked_fill(~self.forwards.mask[..., None], 0.0)
+    def _unit(self, gaps: Float[Tensor, "G"]) -> Tensor:
+        # The geometric mean of the longest span and the median gap.
+        return torch.sqrt(gaps.median() * self.time_scale.scale)
