@@ -30,6 +30,7 @@ SUITES = {
     ),
     "chaos": ("paper.chaos", "free runs of the logistic map, beside trivial forecasts"),
     "ablations": ("paper.ablations", "one setting of the layer at a time, on four tasks"),
+    "xor": ("tables.xor", "a table of models: parity of a stream of bits"),
 }
 NUM_MODES = (4, 8, 16, 32)
 #: Lengths by option: what they are for, those of a full run, and of a quick one.

@@ -16,17 +16,9 @@ import numpy as np
 from osciformer.bench.documents import Document, mean_of_seeds, spread
 from osciformer.bench.events.datasets import TASKS as EVENT_TASKS
 from osciformer.bench.paper import resonance
-from osciformer.bench.paper.suite import (
-    COLOURS,
-    NEAR_IN_WORDS,
-    REFERENCE,
-    Suite,
-    new_figure,
-    regimes,
-    rounded,
-    zetas,
-)
+from osciformer.bench.paper.suite import NEAR_IN_WORDS, regimes, zetas
 from osciformer.bench.report import Row, markdown_table
+from osciformer.bench.suite import COLOURS, REFERENCE, Suite, new_figure, rounded
 from osciformer.bench.workers import Job
 from osciformer.config import estimator_arguments
 from osciformer.data import IrregularSeries, get_dataset
