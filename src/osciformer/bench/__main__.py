@@ -31,6 +31,9 @@ SUITES = {
     "chaos": ("paper.chaos", "free runs of the logistic map, beside trivial forecasts"),
     "ablations": ("paper.ablations", "one setting of the layer at a time, on four tasks"),
     "xor": ("tables.xor", "a table of models: parity of a stream of bits"),
+    "sine": ("tables.sine", "a table of models: the frequency of waves at random times"),
+    "spirals": ("tables.spirals", "a table of models: spirals, inside and beyond"),
+    "dynamics": ("tables.dynamics", "a table of models: forecasts of a dozen systems"),
 }
 NUM_MODES = (4, 8, 16, 32)
 #: Lengths by option: what they are for, those of a full run, and of a quick one.

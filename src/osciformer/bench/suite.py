@@ -54,6 +54,10 @@ class Benchmark(ABC):
         """Return plain values that all rows share."""
         return {"quick": options.quick}
 
+    def figures(self) -> Mapping[str, Callable[[Document], Any]]:
+        """Return what draws the pictures, by the names of their files."""
+        return self.pictures
+
     def is_ready(self, document: Document, job: Job) -> bool:
         """Return whether nothing that a job needs is missing."""
         return True
@@ -87,7 +91,7 @@ class Benchmark(ABC):
             if not document.finished:
                 progress("no picture is drawn: no row is finished")
                 return status
-            for name, draw in self.pictures.items():
+            for name, draw in self.figures().items():
                 figure = draw(document)
                 with replacing(options.pictures / f"{name}.png") as part:
                     figure.savefig(part, dpi=110)

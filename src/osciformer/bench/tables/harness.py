@@ -15,11 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from osciformer.bench.documents import Document, mean_of_seeds, spread
 from osciformer.bench.report import Row, markdown_table, names_among
-from osciformer.bench.suite import REFERENCE, Benchmark, new_figure, rounded
+from osciformer.bench.suite import COLOURS, Benchmark, new_figure, rounded
 from osciformer.bench.tables.models import Fitted, Model, find_model, model_names
 from osciformer.bench.tables.problem import METRICS, RISING, Metric, Part, Problem, Task
 from osciformer.bench.workers import Job, Work
@@ -178,6 +176,36 @@ class Table(Benchmark):
         columns += ["chosen", "epochs", "parameters", "s"]
         return markdown_table(columns, body)
 
+    def figures(self) -> Mapping[str, Callable[[Document], Any]]:
+        """Return what draws the scores, and pictures of the suite's own."""
+        return {f"table_{self.name}": self.draw, **self.pictures}
+
+    def draw(self, document: Document) -> Any:
+        """Return the figure: the first metric of each model on each test, a panel per case."""
+        finals = [row for row in document.finished if row["trial"] is None]
+        cases = [case for case in self.rows if any(row["case"] == case for row in finals)]
+        names = [name for name in self.models if any(row["model"] == name for row in finals)]
+        figure, panels = new_figure(
+            1, len(cases), (2.0 + 3.2 * len(cases), 1.2 + 0.28 * len(names))
+        )
+        for axis, case in zip(panels[0], cases, strict=True):
+            metric = next(iter(self.metrics_of(case)))
+            mine = [row for row in finals if row["case"] == case]
+            for place, test in enumerate(mine[0]["scores"]):
+                marks = {"fmt": "osd^"[place % 4], "ms": 5, "capsize": 3, "color": COLOURS[place]}
+                axis.errorbar([], [], label=test, **marks)
+                for height, name in enumerate(names):
+                    found = [r["scores"][test][metric] for r in mine if r["model"] == name]
+                    if found:
+                        mean = statistics.fmean(found)
+                        reach = [[mean - min(found)], [max(found) - mean]]
+                        axis.errorbar(mean, height, xerr=reach, **marks)
+            axis.set(ylim=(len(names) - 0.5, -0.5), xlabel=metric, title=case)
+            axis.set_yticks(range(len(names)), names if axis is panels[0, 0] else [])
+            if len(mine[0]["scores"]) > 1:
+                axis.legend(fontsize=7)
+        return figure
+
 
 def find_table(module: str) -> Table:
     """Return the table of a module."""
@@ -221,30 +249,3 @@ def _finished(path: Path) -> list[Row]:
 def _scores(fitted: Fitted, part: Part, metrics: Mapping[str, Metric]) -> dict[str, float]:
     found = fitted.predict(part)
     return {name: metric(part.truth, found) for name, metric in metrics.items()}
-
-
-def draw_scores(table: Callable[[], Table], document: Document) -> Any:
-    """Return the figure: the first metric of each model on each test, a panel per case."""
-    suite = table()
-    finals = [row for row in document.finished if row["trial"] is None]
-    cases = [case for case in suite.rows if any(row["case"] == case for row in finals)]
-    names = [name for name in suite.models if any(row["model"] == name for row in finals)]
-    figure, panels = new_figure(1, len(cases), (2.0 + 3.2 * len(cases), 1.2 + 0.28 * len(names)))
-    for axis, case in zip(panels[0], cases, strict=True):
-        metric = next(iter(suite.metrics_of(case)))
-        mine = [row for row in finals if row["case"] == case]
-        for place, test in enumerate(mine[0]["scores"]):
-            for height, name in enumerate(names):
-                found = [r["scores"][test][metric] for r in mine if r["model"] == name]
-                if found:
-                    at = np.array(found)
-                    reach = [[at.mean() - at.min()], [at.max() - at.mean()]]
-                    marks = {"fmt": "osd^"[place % 4], "ms": 5, "capsize": 3}
-                    marks["color"] = REFERENCE if not place else f"C{place}"
-                    label = test if name == mine[0]["model"] else None
-                    axis.errorbar(statistics.fmean(found), height, xerr=reach, label=label, **marks)
-        axis.set(ylim=(len(names) - 0.5, -0.5), xlabel=metric, title=case)
-        axis.set_yticks(range(len(names)), names if axis is panels[0, 0] else [])
-        if len(mine[0]["scores"]) > 1:
-            axis.legend(fontsize=7)
-    return figure

@@ -185,7 +185,7 @@ def spectra(series: IrregularSeries, step: float, lines: int) -> Float[np.ndarra
     batch = collate(series.replace(labels=None))
     known = ~batch.values.isnan() & batch.mask[..., None]
     shares, *_ = variance_shares(batch.times.double(), batch.values.double(), known, step, lines)
-    return cast("np.ndarray", shares.numpy())
+    return shares.numpy()
 
 
 def features_and(
