@@ -12,7 +12,7 @@ from scipy.signal import lombscargle
 from osciformer.bench import documents
 from osciformer.bench.__main__ import main
 from osciformer.bench.documents import Document
-from osciformer.bench.tables import dynamics, harness, heart_rate, models, sine, spirals, xor
+from osciformer.bench.tables import dynamics, harness, heart_rate, models, sine, spirals, uea, xor
 from osciformer.bench.tables.harness import Table, find_table, run_cell
 from osciformer.bench.tables.models import Fitted, Model, find_model, spectra
 from osciformer.bench.tables.problem import Part, Problem, rmse, split_in_three
@@ -375,3 +375,36 @@ def test_a_toy_run_has_a_table_and_pictures(
     assert f"table_{name}.png" in pictures
     if name == "spirals":
         assert "table_spirals_curves.png" in pictures
+
+
+def test_cases_of_one_test_have_an_overview(spy, tmp_path):
+    document = Document(tmp_path / "out.json", {})
+    document.runs.append({"command": "toy"})
+    table = dynamics.SUITE
+    for number, case in enumerate(("lorenz", "sir", "goodwin")):
+        for model in ("last", "constant")[: 1 + (case != "sir")]:
+            row = {"scores": {"test": {"rmse": 0.5 + number}}, "chosen": {}}
+            document.add({"case": case, "model": model, "seed": 0, "trial": None}, row)
+    document.settings = {"size": "small"}
+    text = "\n".join(table.tables_of(document))
+    assert "| case | last | constant |\n| --- | --- | --- |\n| goodwin | 2.5 | 2.5 |" in text
+    assert "| sir | 1.5 | - |\n| mean | 1.5 | - |" in text
+
+
+def test_a_part_of_the_training_series_is_held_back_and_rows_are_dropped(monkeypatch):
+    def get_toy(name, part, fold=None):
+        labels = np.tile(["a", "b"], 10)
+        values = np.arange(20.0)[:, None, None] + 100 * (part == "test") + np.zeros((1, 10, 1))
+        return IrregularSeries.from_padded(values, labels=labels)
+
+    monkeypatch.setattr(uea, "get_dataset", get_toy)
+    problem = uea.load("Libras-30", 0, uea.SUITE.sizes["small"])
+    parts = [problem.train, problem.validation, problem.tests["test"]]
+    assert [len(part.series) for part in parts] == [16, 4, 20]
+    assert [set(part.series.lengths) for part in parts] == [{7}] * 3
+    assert sorted(problem.validation.truth) == ["a", "a", "b", "b"]
+    series = [one.values[0, 0] for part in parts for one in part.series]
+    assert sorted(series) == [*range(20), *range(100, 120)]
+    assert (parts[2].series.times.reshape(20, 7) != np.arange(7)).any()
+    other = uea.load("Libras-30", 1, uea.SUITE.sizes["small"])
+    assert (other.tests["test"].series.times != parts[2].series.times).any()

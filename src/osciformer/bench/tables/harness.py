@@ -25,6 +25,8 @@ from osciformer.bench.workers import Job, Work
 #: What a suite may keep of a fitted model for its picture.
 Keep = Callable[[Problem, Fitted], Row]
 SIZES = ("small", "full")
+#: So many cases have a table of their own.
+MANY = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,6 +134,7 @@ class Table(Benchmark):
         finals = [row for row in document.finished if row["trial"] is None]
         seeds = len({row["seed"] for row in finals})
         lines = [f"# {self.name}: {self.summary}", "", self.note, "", self._protocol(document)]
+        lines += self._overview(finals, seeds)
         for case in self.rows:
             mine = [row for row in finals if row["case"] == case]
             if mine:
@@ -139,6 +142,31 @@ class Table(Benchmark):
         if self.published:
             lines += ["", f"Published: {self.source}."]
         return [*lines, "", *document.origin()]
+
+    def _overview(self, rows: Sequence[Row], seeds: int) -> list[str]:
+        """Return a table of all cases and models, if there are many cases of one test."""
+        cases = [case for case in self.rows if any(row["case"] == case for row in rows)]
+        if len(cases) < MANY or any(len(row["scores"]) > 1 for row in rows):
+            return []
+        names = [name for name in self.models if any(row["model"] == name for row in rows)]
+        found: dict[tuple[str, str], list[float]] = {}
+        for row in rows:
+            (scores,) = row["scores"].values()
+            metric = next(iter(self.metrics_of(row["case"])))
+            found.setdefault((row["case"], row["model"]), []).append(scores[metric])
+        body = [
+            [c, *(mean_of_seeds(found.get((c, n), []), seeds, self._form(c)) for n in names)]
+            for c in cases
+        ]
+        means = {
+            n: [statistics.fmean(found[c, n]) for c in cases if (c, n) in found] for n in names
+        }
+        whole = (means[n] if len(means[n]) == len(cases) else [] for n in names)
+        mean = [spread([statistics.fmean(m)] if m else [], self._form(cases[0])) for m in whole]
+        return ["", *markdown_table(["case", *names], [*body, ["mean", *mean]])]
+
+    def _form(self, case: str) -> str:
+        return "{:.2f}" if next(iter(self.metrics_of(case))) in RISING else "{:.4g}"
 
     def _protocol(self, document: Document) -> str:
         size = document.settings["size"]
@@ -151,8 +179,9 @@ class Table(Benchmark):
 
     def _table(self, case: str, rows: Sequence[Row], seeds: int) -> list[str]:
         metrics = list(self.metrics_of(case))
-        form = "{:.2f}" if metrics[0] in RISING else "{:.4g}"
+        form = self._form(case)
         tests = list(rows[0]["scores"])
+        is_printed = any(of == case for of, _ in self.published)
         body = []
         for name in model_names(self.task(case), self.own):
             mine = [row for row in rows if row["model"] == name]
@@ -164,7 +193,7 @@ class Table(Benchmark):
                 for metric in metrics:
                     found = [row["scores"][test][metric] for row in mine]
                     line.append(mean_of_seeds(found, seeds, form))
-            line += [printed or "-"] if self.published else []
+            line += [printed or "-"] if is_printed else []
             line.append(", ".join(f"{k} {v:g}" for k, v in mine[0]["chosen"].items()) or "-")
             for key, shape in (("epochs", "{:.0f}"), ("parameters", "{:,.0f}")):
                 line.append(shape.format(mine[0][key]) if key in mine[0] else "-")
@@ -172,7 +201,7 @@ class Table(Benchmark):
             line.append(spread([c for c in costs if c is not None][:1], "{:.3g}"))
             body.append(line)
         columns = ["model", *(f"{t}: {m}" for t in tests for m in metrics)]
-        columns += ["published"] if self.published else []
+        columns += ["published"] if is_printed else []
         columns += ["chosen", "epochs", "parameters", "s"]
         return markdown_table(columns, body)
 
