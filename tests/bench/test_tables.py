@@ -343,6 +343,7 @@ MODELS = {
     "spirals": "osciformer,least_squares,linear",
     "dynamics": "osciformer,last,constant",
     "hr": "osciformer_network,peak,resonator",
+    "frequencies": "osciformer,lomb_scargle",
 }
 
 

@@ -36,6 +36,7 @@ SUITES = {
     "dynamics": ("tables.dynamics", "a table of models: forecasts of a dozen systems"),
     "hr": ("tables.heart_rate", "a table of models: heart rates of known and new patients"),
     "uea": ("tables.uea", "a table of models: the UEA archive, also with dropped rows"),
+    "frequencies": ("tables.frequencies", "a table of models: close frequencies in noise"),
 }
 NUM_MODES = (4, 8, 16, 32)
 #: Lengths by option: what they are for, those of a full run, and of a quick one.
