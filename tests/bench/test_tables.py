@@ -12,7 +12,17 @@ from scipy.signal import lombscargle
 from osciformer.bench import documents
 from osciformer.bench.__main__ import main
 from osciformer.bench.documents import Document
-from osciformer.bench.tables import dynamics, harness, heart_rate, models, sine, spirals, uea, xor
+from osciformer.bench.tables import (
+    dynamics,
+    harness,
+    heart_rate,
+    imdb,
+    models,
+    sine,
+    spirals,
+    uea,
+    xor,
+)
 from osciformer.bench.tables.harness import Table, find_table, run_cell
 from osciformer.bench.tables.models import Fitted, Model, find_model, spectra
 from osciformer.bench.tables.problem import Part, Problem, rmse, split_in_three
@@ -337,7 +347,41 @@ def test_thirds_are_disjoint_and_all():
     assert sorted(np.concatenate(parts)) == list(range(53))
 
 
+@pytest.fixture
+def toy_reviews(tmp_path, monkeypatch):
+    """Reviews that say what they mean."""
+    parquet = pytest.importorskip("pyarrow.parquet")
+    arrow = pytest.importorskip("pyarrow")
+    generator = np.random.default_rng(0)
+    filler = [" ".join(generator.choice(["a", "film", "with", "plot"], 4)) for _ in range(100)]
+    labels = [n // 25 % 2 for n in range(100)]  # sorted by label, as in the file
+    kinds = [3 * f"{('Bad', 'Good')[label]}! <br />" for label in labels]
+    texts = [kind + words for kind, words in zip(kinds, filler, strict=True)]
+    splits = ["train"] * 50 + ["test"] * 50
+    table = arrow.table({"split": splits, "label": labels, "text": texts})
+    parquet.write_table(table, tmp_path / "imdb.parquet")
+    monkeypatch.setenv("OSCIFORMER_DATA", str(tmp_path))
+
+
+def test_words_are_vectors_of_the_training_texts_and_parts_are_apart(toy_reviews):
+    problem = imdb.load("imdb", 0, imdb.SUITE.sizes["quick"])
+    parts = [problem.train, problem.validation, problem.tests["test"]]
+    ids = [set(part.series.ids.tolist()) for part in parts]
+    assert ids[0] | ids[1] == set(range(36))
+    assert min(ids[2]) == 50
+    assert 0.3 < problem.train.truth.mean() < 0.7
+    assert {len(one.times) for part in parts for one in part.series} == {7}
+    for name in ("tfidf", "tfidf_words"):
+        fitted = find_model(name, "classification", imdb.SUITE.own).fit(problem, {}, 0)
+        assert (fitted.predict(parts[2]) == parts[2].truth).all()
+    first = [one.values[0] for one in problem.train.series]
+    kind = {bool(c): v for c, v in zip(problem.train.truth, first, strict=True)}
+    assert all((kind[bool(c)] == v).all() for c, v in zip(problem.train.truth, first, strict=True))
+    assert np.linalg.norm(kind[True]) == pytest.approx(1.0, abs=1e-5)
+
+
 MODELS = {
+    "imdb": "osciformer_network,tfidf",
     "xor": "osciformer,osciformer_paper,boosting",
     "sine": "osciformer_network,lomb_scargle,peak",
     "spirals": "osciformer,least_squares,linear",
@@ -349,7 +393,7 @@ MODELS = {
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_toy_run_has_a_table_and_pictures(
-    name, in_this_process, toy_recordings, tmp_path, monkeypatch
+    name, in_this_process, toy_recordings, toy_reviews, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(models, "LEARNING_RATES", (1e-3, 1e-2))
     files = ["-o", str(tmp_path / "out.json"), "--table", str(tmp_path / "out.md")]

@@ -37,6 +37,7 @@ SUITES = {
     "hr": ("tables.heart_rate", "a table of models: heart rates of known and new patients"),
     "uea": ("tables.uea", "a table of models: the UEA archive, also with dropped rows"),
     "frequencies": ("tables.frequencies", "a table of models: close frequencies in noise"),
+    "imdb": ("tables.imdb", "a table of models: reviews of films"),
 }
 NUM_MODES = (4, 8, 16, 32)
 #: Lengths by option: what they are for, those of a full run, and of a quick one.

@@ -93,7 +93,9 @@ def make_series(
         for variable, at in enumerate(times if has_own_times else times * variables)
     ]
     if not has_own_times:
-        return IrregularSeries.from_arrays(times[0], np.stack(values, axis=-1), labels=labels)
+        return IrregularSeries.from_arrays(
+            list(times[0]), list(np.stack(values, axis=-1)), labels=labels
+        )
     at, whole = (
         np.concatenate(times, axis=1),
         np.full((number, rows * variables, variables), np.nan),
@@ -102,7 +104,7 @@ def make_series(
         whole[:, variable * rows : (variable + 1) * rows, variable] = value
     order = np.argsort(at, axis=1)
     at, whole = (np.take_along_axis(x, i, 1) for x, i in ((at, order), (whole, order[..., None])))
-    return IrregularSeries.from_arrays(at, whole, labels=labels)
+    return IrregularSeries.from_arrays(list(at), list(whole), labels=labels)
 
 
 def load(case: str, seed: int, size: Mapping[str, Any]) -> Problem:
