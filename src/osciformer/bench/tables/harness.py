@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,6 +28,7 @@ Keep = Callable[[Problem, Fitted], Row]
 SIZES = ("small", "full")
 #: So many cases have a table of their own.
 MANY = 3
+MOST_COLUMNS = 4  # of a picture
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,10 +216,14 @@ class Table(Benchmark):
         finals = [row for row in document.finished if row["trial"] is None]
         cases = [case for case in self.rows if any(row["case"] == case for row in finals)]
         names = [name for name in self.models if any(row["model"] == name for row in finals)]
-        figure, panels = new_figure(
-            1, len(cases), (2.0 + 3.2 * len(cases), 1.2 + 0.28 * len(names))
-        )
-        for axis, case in zip(panels[0], cases, strict=True):
+        columns = min(len(cases), MOST_COLUMNS)
+        lines = -(-len(cases) // columns)
+        size = 2.0 + 3.2 * columns, lines * (1.0 + 0.24 * len(names))
+        figure, panels = new_figure(lines, columns, size)
+        for axis in panels.flat[len(cases) :]:
+            axis.set_axis_off()
+        for number, case in enumerate(cases):
+            axis = panels.flat[number]
             metric = next(iter(self.metrics_of(case)))
             mine = [row for row in finals if row["case"] == case]
             for place, test in enumerate(mine[0]["scores"]):
@@ -230,7 +236,7 @@ class Table(Benchmark):
                         reach = [[mean - min(found)], [max(found) - mean]]
                         axis.errorbar(mean, height, xerr=reach, **marks)
             axis.set(ylim=(len(names) - 0.5, -0.5), xlabel=metric, title=case)
-            axis.set_yticks(range(len(names)), names if axis is panels[0, 0] else [])
+            axis.set_yticks(range(len(names)), [] if number % columns else names)
             if len(mine[0]["scores"]) > 1:
                 axis.legend(fontsize=7)
         return figure
@@ -259,7 +265,8 @@ def run_cell(job: Job, settings: Mapping[str, Any]) -> Row:
         return {**row, "validation": None, "diverged": str(error)}
     metrics = table.metrics_of(case)
     first = next(iter(metrics))
-    row |= {"validation": _scores(fitted, problem.validation, {first: metrics[first]})[first]}
+    score = _scores(fitted, problem.validation, {first: metrics[first]})[first]
+    row["validation"] = score if math.isfinite(score) else None
     row |= fitted.facts
     if not is_trial:
         row["scores"] = {name: _scores(fitted, p, metrics) for name, p in problem.tests.items()}
