@@ -32,9 +32,9 @@ from shared import (
 
 from osciformer.bench.documents import Document, mean_of_seeds
 from osciformer.bench.report import Row, markdown_table, names_among, tuple_of
+from osciformer.bench.tables.uea import drop_rows
 from osciformer.bench.workers import Job
 from osciformer.data import IrregularSeries, get_dataset
-from osciformer.data.ragged import offsets_of
 from osciformer.estimators import ResonatorClassifier
 
 #: Every set with a complete official split, with its numbers in thousands, so that small ones come
@@ -72,7 +72,6 @@ MODELS = {
 }
 #: In tables; `network` is that of `osciformer`, without its resonators.
 SHOWN = ("resonator", "osciformer", "network", *list(MODELS)[2:])
-FEWEST_ROWS = 2
 #: aeon's kernels have up to 9 points.
 FEWEST_STEPS = 10
 
@@ -93,23 +92,6 @@ InceptionTime. They are given rows on a grid: interpolated linearly at each seri
 up to the length of the longest training series; series of fewer than 10 steps are interpolated
 at 10 points. Test accuracy, mean ± standard deviation over the seeds; in brackets the number of
 seeds where it is not {seeds}."""
-
-
-def drop_rows(
-    series: IrregularSeries, percentage: int, generator: np.random.Generator
-) -> IrregularSeries:
-    """Return the series without a percentage of their rows, rounded down; at least 2 rows stay."""
-    kept = []
-    for start, length in zip(series.offsets[:-1], series.lengths, strict=True):
-        fewest = min(FEWEST_ROWS, int(length))
-        stay = max(int(length) - percentage * int(length) // 100, fewest)
-        kept.append(start + np.sort(generator.permutation(length)[:stay]))
-    index = np.concatenate(kept)
-    return series.replace(
-        times=series.times[index],
-        values=series.values[index],
-        offsets=offsets_of(np.array([len(rows) for rows in kept])),
-    )
 
 
 def interpolate(series: IrregularSeries, lengths: np.ndarray, steps: int) -> np.ndarray:

@@ -41,7 +41,7 @@ def test_help_lists_every_suite(capsys):
     with pytest.raises(SystemExit):
         main(["--help"])
     told = capsys.readouterr().out
-    assert {"resonance", "regression", "chaos", "ablations", "events", "layer"} == set(SUITES)
+    assert {"resonance", "regression", "chaos", "ablations", "events", "layer"} <= set(SUITES)
     assert all(name in told for name in SUITES)
 
 

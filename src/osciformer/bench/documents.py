@@ -8,6 +8,7 @@ import statistics
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +147,8 @@ def run_documented(
     work: Work,
     settings: dict[str, Any],
     tables: Callable[[Document], list[str]],
+    *,
+    is_ready: Callable[[Document, Job], bool] | None = None,
     **more: Any,
 ) -> int:
     """Run the jobs that the output file lacks, write the files, and return the exit status.
@@ -157,6 +160,7 @@ def run_documented(
         work: What does one of them; it is given `settings` with `more`.
         settings: Plain values that all rows share.
         tables: The lines of the Markdown file.
+        is_ready: Whether a job may begin; one that is not ready waits for another to finish.
         more: What `work` needs and no row depends on.
 
     Returns:
@@ -180,7 +184,10 @@ def run_documented(
         done = len(jobs) - len(missing)
         progress(f"{len(jobs)} jobs, {done} of them done before")
         given = {**settings, **more}
-        for job, row in run_jobs(missing, work, given, num_workers=options.jobs, deadline=deadline):
+        limits: dict[str, Any] = {"num_workers": options.jobs, "deadline": deadline}
+        if is_ready is not None:
+            limits["is_ready"] = partial(is_ready, document)
+        for job, row in run_jobs(missing, work, given, **limits):
             document.add(job, row)
             write_table()
             done += row.get("error") is None

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,21 +14,13 @@ import numpy as np
 from osciformer.bench.documents import Document, mean_of_seeds, spread
 from osciformer.bench.events.datasets import TASKS as EVENT_TASKS
 from osciformer.bench.paper import resonance
-from osciformer.bench.paper.suite import (
-    COLOURS,
-    NEAR_IN_WORDS,
-    REFERENCE,
-    Suite,
-    new_figure,
-    regimes,
-    rounded,
-    zetas,
-)
+from osciformer.bench.paper.suite import NEAR_IN_WORDS, regimes, zetas
 from osciformer.bench.report import Row, markdown_table
+from osciformer.bench.suite import COLOURS, REFERENCE, Suite, new_figure, rounded
+from osciformer.bench.tables.heart_rate import read_recordings
 from osciformer.bench.workers import Job
 from osciformer.config import estimator_arguments
 from osciformer.data import IrregularSeries, get_dataset
-from osciformer.data.download import DATA_VARIABLE
 from osciformer.estimators import (
     OsciFormerClassifier,
     OsciFormerEventPredictor,
@@ -125,17 +115,8 @@ def load_heart_rate(size: int) -> Parts:
 
     Recordings of the train and the test part are not the same.
     """
-    folder = os.environ.get(DATA_VARIABLE)
-    path = Path(folder or ".") / "bidmc.npz"
-    if folder is None or not path.exists():
-        raise FileNotFoundError(
-            f"heart_rate needs the recordings of BIDMC as bidmc.npz in the folder that "
-            f"{DATA_VARIABLE} names; it is not among the data sets that are downloaded"
-        )
+    channels, rate, frequency = read_recordings()
     generator = np.random.default_rng(0)
-    with np.load(path) as stored:
-        channels = np.stack((stored["pleth"], stored["ecg_ii"]), axis=-1)
-        rate, frequency = stored["numerics"][..., 0], int(stored["fs"])
     parts = []
     order = generator.permutation(RECORDINGS)
     for recordings in np.split(order, [int(0.7 * RECORDINGS)]):

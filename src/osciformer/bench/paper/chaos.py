@@ -12,16 +12,9 @@ from torch.nn.functional import mse_loss
 
 from osciformer._types import Float, Tensor
 from osciformer.bench.documents import Document, mean_of_seeds
-from osciformer.bench.paper.suite import (
-    COLOURS,
-    REFERENCE,
-    Reader,
-    Suite,
-    new_figure,
-    rounded,
-    train,
-)
+from osciformer.bench.paper.suite import Reader, train
 from osciformer.bench.report import Row, markdown_table
+from osciformer.bench.suite import COLOURS, REFERENCE, Suite, new_figure, rounded
 from osciformer.bench.workers import Job
 from osciformer.nn import OscillatorAttention
 

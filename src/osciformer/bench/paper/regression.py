@@ -12,18 +12,17 @@ from torch.nn.functional import mse_loss, softplus
 
 from osciformer._types import Bool, Float, Tensor
 from osciformer.bench.documents import Document, mean_of_seeds, spread
-from osciformer.bench.paper.suite import (
+from osciformer.bench.paper.suite import Reader, train
+from osciformer.bench.report import Row, markdown_table
+from osciformer.bench.suite import (
     COLOURS,
     REFERENCE,
-    Reader,
     Suite,
     jobs_by_seed,
     new_figure,
     of_row,
     rounded,
-    train,
 )
-from osciformer.bench.report import Row, markdown_table
 from osciformer.bench.workers import Job
 from osciformer.math.driven import transfer_function
 from osciformer.nn import OscillatorAttention

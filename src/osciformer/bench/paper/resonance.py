@@ -14,23 +14,25 @@ from torch.nn.functional import cross_entropy
 from osciformer._types import Float, Tensor
 from osciformer.bench.documents import Document, mean_of_seeds, spread
 from osciformer.bench.paper.suite import (
-    COLOURS,
     NEAR_IN_WORDS,
-    REFERENCE,
     Decay,
     Reader,
-    Suite,
     band,
-    jobs_by_seed,
-    new_figure,
-    of_row,
     regimes,
-    rounded,
     spectra_of,
     train,
     zetas,
 )
 from osciformer.bench.report import Row, markdown_table
+from osciformer.bench.suite import (
+    COLOURS,
+    REFERENCE,
+    Suite,
+    jobs_by_seed,
+    new_figure,
+    of_row,
+    rounded,
+)
 from osciformer.bench.workers import Job
 from osciformer.math.banks import frequency_range
 from osciformer.math.driven import transfer_function

@@ -1,31 +1,21 @@
-"""What the paper's suites share: the command, the small model, and its training."""
+"""What the paper's suites share: the small model, its training, and how they are drawn."""
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, cast
 
 import numpy as np
 import torch
 from torch import nn
 
-from osciformer._files import replacing
 from osciformer._types import Float, Mask, Tensor, Times, Values
-from osciformer.bench.documents import Document, current_commit, make_parser, run_documented
-from osciformer.bench.report import Row, describe_run, names_among, progress, shown_command
-from osciformer.bench.workers import Job, Work
+from osciformer.bench.report import Row
 from osciformer.math.spectrum import regime
 from osciformer.nn import Spectrum, parameter_groups
-from osciformer.plots import axes
 
-#: Black is for references.
-REFERENCE = "#000000"
-COLOURS = tuple(colour for colour in axes.COLOURS if colour != REFERENCE)
 #: Damping ratios within this of 1 are near-critical; the paper does not say, and its shares imply
 #: about that.
 NEAR = 0.02
@@ -33,55 +23,6 @@ NEAR_IN_WORDS = f"near-critical: zeta within {NEAR} of 1"
 
 Decay = Literal["none", "decoupled", "l2"]
 Batch = tuple[Tensor, ...]
-
-
-@dataclass(frozen=True)
-class Suite:
-    """A benchmark of `osciformer bench`: its rows, how one is made, and what is made of all."""
-
-    name: str
-    summary: str
-    rows: Sequence[str]  # what `--rows` chooses among, the most important first
-    jobs: Callable[[Sequence[str], int], list[Job]]  # of chosen rows and a number of seeds
-    work: Work
-    tables: Callable[[Document], list[str]]
-    pictures: Mapping[str, Callable[[Document], Any]]  # figures by the name of their files
-    seeds: int = 3
-
-    def main(self, argv: Sequence[str]) -> int:
-        """Run the command and return its exit status: 0 if no job is missing."""
-        parser = make_parser(argparse.ArgumentParser(prog=f"osciformer bench {self.name}"))
-        parser.description = (
-            f"{self.summary} Rows are kept in the output file; the same command continues it."
-        )
-        known, add = ",".join(self.rows), parser.add_argument
-        add("--rows", type=names_among(self.rows), default=list(self.rows), help=f"of {known}")
-        add("--pictures", type=Path, help="folder for figures of all rows that are there")
-        parser.set_defaults(seeds=self.seeds)
-        options = parser.parse_args(list(argv))
-        command = shown_command("osciformer", "bench", self.name, arguments=argv)
-        jobs = self.jobs(options.rows, 1 if options.quick else options.seeds)
-        settings = {"quick": options.quick}
-
-        def describe() -> Row:
-            meta = describe_run(command, torch.device("cpu"), packages=("pytorch-lightning",))
-            return {**meta, "commit": options.commit or current_commit(Path(__file__).parent)}
-
-        def tables(document: Document) -> list[str]:
-            toy = ["", "Toy size, not a result."] if options.quick else []
-            return [*self.tables(document), *toy]
-
-        status = run_documented(describe, options, jobs, self.work, settings, tables)
-        if options.pictures is not None:
-            document = Document(options.output, settings)
-            if not document.finished:
-                progress("no picture is drawn: no row is finished")
-                return status
-            for name, draw in self.pictures.items():
-                figure = draw(document)
-                with replacing(options.pictures / f"{name}.png") as part:
-                    figure.savefig(part, dpi=110)
-        return status
 
 
 class Reader(nn.Module):
@@ -223,32 +164,6 @@ def zetas(model: nn.Module) -> Float[Tensor, " C"]:
     """Return the damping ratios of all channels of a model."""
     found = [spectrum.zeta.detach().flatten() for spectrum in spectra_of(model)]
     return torch.cat(found).double()
-
-
-def new_figure(rows: int, columns: int, size: tuple[float, float]) -> tuple[Any, np.ndarray]:
-    """Return a figure and its axes `[rows, columns]`."""
-    figure, found = axes.panels(rows, columns, sharex=False, sharey=False)
-    figure.set_size_inches(size)
-    return figure, found
-
-
-def jobs_by_seed(rows: Sequence[str], seeds: int) -> list[Job]:
-    """Return a job for each row and seed."""
-    return [{"row": row, "seed": seed} for seed in range(seeds) for row in rows]
-
-
-def rounded(entry: Any) -> Any:
-    """Return a row with five digits of each number, also of those in lists."""
-    if isinstance(entry, dict):
-        return {key: rounded(x) for key, x in entry.items()}
-    if isinstance(entry, list):
-        return [rounded(x) for x in entry]
-    return float(f"{entry:.5g}") if isinstance(entry, float) else entry
-
-
-def of_row(document: Document, row: str) -> list[Row]:
-    """Return the finished jobs of a row, one per seed."""
-    return [found for found in document.finished if found["row"] == row]
 
 
 def band(axis: Any, x: Any, curves: Sequence[Sequence[float]], colour: str, label: str) -> None:

@@ -1,0 +1,1 @@
+"""Tables of models: ours and rivals, trained and chosen by one protocol."""
