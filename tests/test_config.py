@@ -203,7 +203,7 @@ def test_bad_setting_is_named(kind: Any, given: dict[str, Any], message: str) ->
         ({"observation_dropout": -0.1}, "observation_dropout must be from 0"),
         ({"backbone_options": {"quary": 1}}, "backbone osciformer 'quary'; did you mean 'query'"),
         ({"backbone": "gru_d"}, "unknown option of backbone gru_d"),
-        ({"blocks": ["resonater"]}, "blocks must be one of 'attention', 'resonator'; got 'resona"),
+        ({"blocks": ["resonater"]}, "blocks must be one of .attention., .resonator., .selective.; got"),
         ({"blocks": []}, r"blocks must be at least one name, or None; got \(\)"),
         ({"blocks": ["resonator"], "backbone": "gru_d"}, "setting of backbone 'osciformer'; .*gru"),
     ],

@@ -35,7 +35,7 @@ TABLE, MODEL, TRAINING, PROCESSES = PANELS
 QueryMode = Literal["hold", "linear", "ridge", "ridge_causal", "anchored", "learned"]
 ValueMode = Literal["average", "point"]
 Direction = Literal["causal", "bidirectional"]
-BlockKind = Literal["attention", "resonator"]
+BlockKind = Literal["attention", "resonator", "selective"]
 BankKind = Literal[
     "log_uniform", "log_spaced", "linear", "random_uniform", "geometric", "harmonics", "data"
 ]
@@ -358,8 +358,8 @@ class OsciFormerConfig(AttentionConfig):
         input_dim: Number of features F.
         static_dim: Number of static features S.
         num_layers: Number of encoder blocks; that of `blocks`, if they are given.
-        blocks: Kinds of the encoder blocks in order, each `attention` or `resonator`; None is
-            attention throughout.
+        blocks: Kinds of the encoder blocks in order, each `attention`, `resonator` or `selective`
+            (resonators on clocks that the tokens drive); None is attention throughout.
         feedforward_dim: Hidden width of the feed-forward; None is 4 D.
 
     Example:
@@ -391,8 +391,9 @@ class TaskConfig(Config):
         static_dim: Number of static features S.
         dim: Width of the model.
         num_layers: Number of encoder blocks; that of `blocks`, if they are given.
-        blocks: Kinds of the blocks of `osciformer` in order, each `attention` or `resonator`;
-            attention throughout if not given.
+        blocks: Kinds of the blocks of `osciformer` in order, each `attention`, `resonator` or
+            `selective` (resonators on clocks that the tokens drive); attention throughout if not
+            given.
         num_heads: Number of heads.
         dropout: Dropout of the backbone and the head.
         observation_dropout: Fraction of the measured values that is hidden at random in training.

@@ -308,45 +308,80 @@ class _LayerStream:
 
 
 class _ResonatorStream:
-    """The oscillators of one layer; `settled` is their state before the last time."""
+    """The oscillators and clocks of one layer; `settled` is their state before the last time."""
 
     num_held = 0
 
     def __init__(self, layer: ResonatorLayer, block: EncoderBlock | None, batch_size: int) -> None:
         self.attention, self.block, spectrum = layer, block, layer.spectrum
         self.omega = spectrum.omega.detach().double()
-        options: Any = {"batch_size": batch_size, "drive": "hold"}
-        self.stream = ResponseStream(spectrum.omega, spectrum.zeta, layer.dim, **options)
-        self.settled = self.stream.state
+        self.groups: list[tuple[slice, ResponseStream]] = []
+        for part, initial in layer.groups():
+            bank = spectrum.omega[part], spectrum.zeta[part]
+            options: Any = {"batch_size": batch_size, "drive": "hold", "initial": initial}
+            self.groups.append((part, ResponseStream(*bank, len(bank[0]), **options)))
+        each = self.omega.new_zeros(batch_size, len(self.groups))
+        # What clocks showed at the last token, how fast they have run since, and its time.
+        self.clocks = {"shown": each, "speed": each, "time": torch.full_like(each, torch.nan)}
+        self.settled = self._states()
 
     def observe(self, group: Tensor, present: Tensor, time: Tensor, tied: Tensor) -> Tensor:
         """Add the observations at one time, in place of those that were there before."""
-        for name, latest in self.stream.state.items():
-            is_tied = tied.view(-1, *[1] * (latest.ndim - 1))
-            self.settled[name] = torch.where(is_tied, self.settled[name], latest)
-        self._go_on(self.settled)
-        drive = self.attention.project_drive(self._normed(group))
-        for values in torch.where(present[..., None], drive, torch.nan).unbind(dim=1):
-            self.stream.step(time, values)
-        self._go_on(self.stream.state)
+        for settled, latest in zip(self.settled, self._states(), strict=True):
+            for name, new in latest.items():
+                is_tied = tied.view(-1, *[1] * (new.ndim - 1))
+                settled[name] = torch.where(is_tied, settled[name], new)
+        *before, clocks = self.settled
+        tokens = self._normed(group)
+        drive = self.attention.project_drive(tokens)
+        drive = torch.where(present[..., None], drive, torch.nan)
+        self.clocks = dict(clocks)
+        shown = self._shown(time)
+        for n, (part, stream) in enumerate(self.groups):
+            _go_on(stream, before[n])
+            for values in drive[..., part].unbind(dim=1):
+                stream.step(shown[:, n], values)
+            _go_on(stream, stream.state)
+        if self.attention.clocks is not None:
+            now = {"shown": shown, "speed": clocks["speed"], "time": time[:, None].expand_as(shown)}
+            for speed, there in zip(
+                self.attention.clocks.speeds(tokens).unbind(1), present.unbind(1), strict=True
+            ):
+                now["speed"] = torch.where(there[:, None], speed, now["speed"])
+            came = present.any(dim=1)[:, None]
+            self.clocks = {name: torch.where(came, now[name], clocks[name]) for name in now}
         return self.read(group, time)
 
     def read(self, tokens: Tensor, time: Tensor) -> Tensor:
         """Return the block's, or the layer's, output at a time."""
-        found = self.stream.read(time)
+        shown = self._shown(time)
+        found = [stream.read(shown[:, n]) for n, (_, stream) in enumerate(self.groups)]
+        x, v = (torch.cat(parts, dim=1) for parts in zip(*found, strict=True))
         position, velocity = (
             z.mT[:, None].to(tokens.dtype).expand(-1, tokens.shape[1], -1, -1)
-            for z in (found.position, found.velocity / self.omega)
+            for z in (x, v / self.omega)
         )
         out = self.attention.project_output(position, velocity, self._normed(tokens))
         return out if self.block is None else self.block.residual(tokens, out)
 
-    def _go_on(self, state: dict[str, Tensor]) -> None:
-        """Go on from a state, at any time: the session has checked those of series that started."""
-        self.stream.load_state({**state, "now": torch.full_like(state["now"], -torch.inf)})
+    def _states(self) -> list[dict[str, Tensor]]:
+        """Return the states of all groups, then that of the clocks."""
+        return [*(dict(stream.state) for _, stream in self.groups), dict(self.clocks)]
+
+    def _shown(self, time: Tensor) -> Tensor:
+        """Return what the clock of each group shows at a time."""
+        if self.attention.clocks is None:
+            return time[:, None]
+        since = (time[:, None] - self.clocks["time"]).nan_to_num(0.0)
+        return self.clocks["shown"] + self.clocks["speed"] * since
 
     def _normed(self, tokens: Tensor) -> Tensor:
         return tokens if self.block is None else self.block.attention_norm(tokens)
+
+
+def _go_on(stream: ResponseStream, state: dict[str, Tensor]) -> None:
+    """Go on from a state, at any time: the session has checked those of series that started."""
+    stream.load_state({**state, "now": torch.full_like(state["now"], -torch.inf)})
 
 
 @torch.no_grad()

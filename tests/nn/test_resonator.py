@@ -6,9 +6,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor, nn
 
 from osciformer.models import OsciFormer
-from osciformer.nn import Encoder, EncoderBlock, ResonatorLayer, parameter_groups
+from osciformer.nn import Clocks, Encoder, EncoderBlock, ResonatorLayer, parameter_groups
 from osciformer.streaming import OnlineSession
 from osciformer.testing import (
     assert_batch_order_invariant,
@@ -21,17 +22,27 @@ from osciformer.testing import (
 
 DIM = 6
 DIRECTIONS = ("causal", "bidirectional")
+#: Of layers: their direction and their number of clocks.
+KINDS = [(direction, clocks) for direction in DIRECTIONS for clocks in (0, 2)]
 
 
-def make_layer(direction: str = "causal", **settings: Any) -> ResonatorLayer:
-    settings = {"omega_range": (0.5, 20.0), **settings}
-    return ResonatorLayer(DIM, direction=direction, **settings).double()
+def make_layer(direction: str = "causal", clocks: int = 0, **settings: Any) -> ResonatorLayer:
+    settings = {"omega_range": (0.5, 20.0), "clocks": clocks, **settings}
+    return with_uneven_clocks(ResonatorLayer(DIM, direction=direction, **settings).double())
+
+
+def with_uneven_clocks(model: nn.Module) -> Any:
+    """Return the model with clocks that no longer run as time does, as they do at first."""
+    for part in model.modules():
+        if isinstance(part, Clocks):
+            nn.init.normal_(part.speed_projection.weight)
+    return model
 
 
 def make_model(*blocks: str, **settings: Any) -> OsciFormer:
     blocks = blocks or ("resonator", "attention")
     settings = {"dim": DIM, "num_heads": 2, "omega_range": (0.5, 20.0), **settings}
-    return OsciFormer(3, blocks=blocks, **settings).double()
+    return with_uneven_clocks(OsciFormer(3, blocks=blocks, **settings).double())
 
 
 @pytest.fixture
@@ -43,21 +54,28 @@ def solved(layer: ResonatorLayer, x, times, at: float) -> torch.Tensor:
     """Return positions, velocities over omega and amplitudes, by exponentials of matrices."""
     omega, zeta = layer.spectrum.omega[:, 0], layer.spectrum.zeta[:, 0]
     drive, stops = layer.drive_projection(x), [t for t in times.tolist() if t <= at] + [at]
+    start = torch.stack((drive[0], 0 * omega))
+    speeds = torch.ones(len(x), DIM, dtype=torch.float64)
+    if layer.clocks is not None:
+        start = layer.start * torch.stack((1.0 + 0 * omega, omega))
+        speeds = (layer.clocks.speed_projection(x).exp() + 1.0).log().repeat_interleave(3, dim=1)
     rows = []
     for c in range(DIM):
         w, z = omega[c].item(), zeta[c].item()
         motion = torch.tensor([[0.0, 1.0], [-w * w, -2 * z * w]], dtype=torch.float64)
-        state = torch.tensor([drive[0, c].item(), 0.0], dtype=torch.float64)
-        for level, start, stop in zip(drive[:, c].tolist(), stops, stops[1:], strict=False):
+        state = start[:, c]
+        gaps = torch.tensor(stops, dtype=torch.float64).diff() * speeds[: len(stops) - 1, c]
+        for level, gap in zip(drive[:, c].tolist(), gaps, strict=False):
             rest = torch.tensor([level, 0.0], dtype=torch.float64)
-            state = rest + torch.linalg.matrix_exp(motion * (stop - start)) @ (state - rest)
+            state = rest + torch.linalg.matrix_exp(motion * gap) @ (state - rest)
         x, v = state[0], state[1] / w
         rows.append(torch.stack((x, v, (x * x + v * v + 1e-6).sqrt())))
     return torch.stack(rows, dim=1).flatten()
 
 
-def test_rows_and_reads_are_the_gated_solution_of_the_equation_of_motion():
-    batch, layer = irregular_batch(1, 6, DIM, ties=True), make_layer()
+@pytest.mark.parametrize("clocks", [0, 2])
+def test_rows_and_reads_are_the_gated_solution_of_the_equation_of_motion(clocks):
+    batch, layer = irregular_batch(1, 6, DIM, ties=True), make_layer(clocks=clocks)
     reads = batch.times[:, [0, 3, 4]] + 0.05
     for rows, at in (
         (layer(batch.x, batch.times), batch.times),
@@ -67,7 +85,7 @@ def test_rows_and_reads_are_the_gated_solution_of_the_equation_of_motion():
             is_row = at is batch.times
             token = batch.x[0, n if is_row else int((batch.times[0] <= t).sum()) - 1]
             state = solved(layer, batch.x[0], batch.times[0], t)
-            gate = torch.nn.functional.silu(layer.gate_projection(token))
+            gate = nn.functional.silu(layer.gate_projection(token))
             assert relative_error(rows[0, n], gate * layer.output_projection(state)) < 1e-10
 
 
@@ -79,9 +97,16 @@ def test_the_future_does_not_reach_the_past(dtype):
     assert_causal(lambda *args: model(*args).states, batch.x[..., :3], batch.times)
 
 
-@pytest.mark.parametrize("direction", DIRECTIONS)
-def test_padding_order_and_shifts_change_nothing(batch, direction):
-    layer = make_layer(direction)
+def test_the_future_does_not_reach_clocks():
+    batch = irregular_batch(2, 8, DIM, ragged=False, dtype=torch.float32)
+    layer = make_layer(clocks=2, omega_range=(0.1, 200.0)).float()
+    assert_causal(layer, batch.x, batch.times)
+    assert_causal(lambda *args: layer.clocks(*args)[0], batch.x, batch.times)
+
+
+@pytest.mark.parametrize(("direction", "clocks"), KINDS)
+def test_padding_order_and_shifts_change_nothing(batch, direction, clocks):
+    layer = make_layer(direction, clocks)
     given = (layer, batch.x, batch.times, batch.mask)
     assert_padding_invariant(*given)
     assert_batch_order_invariant(*given)
@@ -90,9 +115,9 @@ def test_padding_order_and_shifts_change_nothing(batch, direction):
     assert bool((rows[~batch.mask] == 0).all())
 
 
-@pytest.mark.parametrize("direction", DIRECTIONS)
-def test_padding_inside_a_series_equals_leaving_the_tokens_out(direction):
-    batch, layer = irregular_batch(2, 9, DIM, ragged=False), make_layer(direction)
+@pytest.mark.parametrize(("direction", "clocks"), KINDS)
+def test_padding_inside_a_series_equals_leaving_the_tokens_out(direction, clocks):
+    batch, layer = irregular_batch(2, 9, DIM, ragged=False), make_layer(direction, clocks)
     keep = torch.tensor([0, 0, 1, 1, 0, 1, 0, 1, 0]).bool()
     rows = layer(batch.x, batch.times, keep.expand(2, 9))[:, keep]
     assert relative_error(rows, layer(batch.x[:, keep], batch.times[:, keep])) < 1e-12
@@ -107,9 +132,9 @@ def test_bidirectional_is_its_own_mirror_image():
         assert relative_error(ours, theirs.flip(1).flip(2)) < 1e-12
 
 
-@pytest.mark.parametrize("direction", DIRECTIONS)
-def test_reads_equal_rows_and_do_not_depend_on_each_other(batch, direction):
-    layer = make_layer(direction)
+@pytest.mark.parametrize(("direction", "clocks"), KINDS)
+def test_reads_equal_rows_and_do_not_depend_on_each_other(batch, direction, clocks):
+    layer = make_layer(direction, clocks)
     rows = layer(batch.x, batch.times, batch.mask)
     asked = batch.times.nan_to_num(3.0)
     reads = layer(batch.x, batch.times, batch.mask, asked)
@@ -148,9 +173,9 @@ def test_a_series_without_tokens_is_zero_with_zero_gradients():
     assert bool(layer(x[:, :0], times[:, :0], query_times=torch.ones(2, 3)).isfinite().all())
 
 
-@pytest.mark.parametrize("direction", DIRECTIONS)
-def test_gradients_are_those_of_finite_differences(direction):
-    batch, layer = irregular_batch(2, 5, DIM, ragged=False), make_layer(direction)
+@pytest.mark.parametrize(("direction", "clocks"), KINDS)
+def test_gradients_are_those_of_finite_differences(direction, clocks):
+    batch, layer = irregular_batch(2, 5, DIM, ragged=False), make_layer(direction, clocks)
     reads = torch.tensor([[0.3, 1.2]] * 2, dtype=torch.float64)
     parameters = dict(layer.named_parameters())
 
@@ -193,12 +218,14 @@ def test_the_spectrum_comes_from_the_training_times():
 @settings(max_examples=20)
 @given(st.data())
 def test_any_stack_streams_as_in_a_batch(data):
-    kinds = data.draw(st.lists(st.sampled_from(["resonator", "attention"]), min_size=1, max_size=3))
+    kinds = data.draw(
+        st.lists(st.sampled_from(["resonator", "selective", "attention"]), min_size=1, max_size=3)
+    )
     length = data.draw(st.integers(1, 6))
     gaps = data.draw(st.lists(st.sampled_from([0.0, 0.1, 2.0]), min_size=length, max_size=length))
     present = data.draw(st.lists(st.booleans(), min_size=2 * length, max_size=2 * length))
     torch.manual_seed(len(gaps))
-    model = make_model("resonator", *kinds)
+    model = make_model(*kinds)
     times = torch.tensor(gaps, dtype=torch.float64).cumsum(0).expand(2, -1) - 3.0
     present = torch.tensor(present).view(2, length)
     x = torch.randn(2, length, 3, dtype=torch.float64)
@@ -213,13 +240,16 @@ def test_any_stack_streams_as_in_a_batch(data):
     assert relative_error(session.read(later), model.read(encoded, later[:, None])[:, 0]) < 1e-9
 
 
-def test_a_layer_streams_as_in_a_batch_in_constant_memory():
-    batch, layer = irregular_batch(2, 200, DIM, ragged=False, span=30.0), make_layer()
+@pytest.mark.parametrize("clocks", [0, 2])
+def test_a_layer_streams_as_in_a_batch_in_constant_memory(clocks):
+    batch, layer = irregular_batch(2, 200, DIM, ragged=False, span=30.0), make_layer(clocks=clocks)
     session = OnlineSession(layer, batch_size=2)
     rows = [session.observe(batch.times[:, n], batch.x[:, n]) for n in range(200)]
     assert relative_error(torch.stack(rows, dim=1), layer(batch.x, batch.times)) < 1e-10
     (memory,) = session._layers
-    assert sum(z.numel() for z in memory.stream.state.values()) == 2 * (4 * DIM + 1)
+    held = sum(z.numel() for state in memory._states() for z in state.values())
+    groups = max(clocks, 1)
+    assert held == 2 * (4 * DIM + groups + 3 * groups)
 
 
 def test_what_cannot_be_streamed_or_made_is_refused():
@@ -227,6 +257,8 @@ def test_what_cannot_be_streamed_or_made_is_refused():
         OnlineSession(make_model(direction="bidirectional"))
     with pytest.raises(ValueError, match="direction must be one of causal, bidirectional"):
         ResonatorLayer(4, direction="both")
+    with pytest.raises(ValueError, match="clocks must be 0 or a divisor of dim=6; got 4"):
+        ResonatorLayer(6, clocks=4)
     with pytest.raises(ValueError, match=r"x must be \[B, N, 6\]"):
         make_layer()(torch.zeros(1, 2, 4), torch.zeros(1, 2))
 
@@ -244,3 +276,29 @@ def test_blocks_of_both_kinds_form_an_encoder(batch):
     is_final = batch.mask.clone()
     is_final[:, 1] = False
     assert relative_error(encoded.reads[is_final], encoded.states[is_final]) < 1e-10
+
+
+def odd_streams(count: int, length: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return bits with a last row of 0, times, and whether the number of ones is odd."""
+    bits = torch.randint(0, 2, (count, length)).float()
+    times = torch.arange(length + 1.0).expand(count, -1)
+    return nn.functional.pad(bits, (0, 1))[..., None], times, bits.sum(dim=1).long() % 2
+
+
+@pytest.mark.parametrize(("kind", "solves"), [("selective", True), ("resonator", False)])
+def test_clocks_count_what_went_by(kind, solves):
+    torch.manual_seed(2)
+    settings = {"dim": 16, "num_heads": 2, "omega_range": (0.5, 4.0)}
+    model, head = OsciFormer(1, blocks=[kind], **settings), nn.Linear(16, 2)
+    optimizer = torch.optim.Adam([*model.parameters(), *head.parameters()], 0.02)
+    for _ in range(150):
+        values, times, is_odd = odd_streams(128, int(torch.randint(1, 6, ())))
+        loss = nn.functional.cross_entropy(head(model(values, times).last()), is_odd)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    values, times, is_odd = odd_streams(500, 5)
+    with torch.no_grad():
+        found = head(model(values, times).last()).argmax(dim=1)
+    share = float((found == is_odd).double().mean())
+    assert share > 0.95 if solves else share < 0.75

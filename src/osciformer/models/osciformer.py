@@ -51,9 +51,11 @@ class OsciFormer(nn.Module):
             layer["omega_range"] = DEFAULT_OMEGA_RANGE  # until fit_time_scale
         between: Any = {"feedforward_dim": config.feedforward_dim, "dropout": config.dropout}
         shared = ("dim", "direction", "omega_range", "zeta_range", "undamped", "dropout", "bias")
+        driven = {name: layer[name] for name in shared}
         kinds = {
             "attention": lambda: OscillatorAttention(**layer),
-            "resonator": lambda: ResonatorLayer(**{name: layer[name] for name in shared}),
+            "resonator": lambda: ResonatorLayer(**driven),
+            "selective": lambda: ResonatorLayer(**driven, clocks=config.num_heads),
         }
         layers = (kinds[kind]() for kind in config.blocks or ["attention"] * config.num_layers)
         self.encoder = Encoder(EncoderBlock(item, **between) for item in layers)

@@ -17,8 +17,7 @@ class ResponseStream:
 
     After a row its variables have the same states as in a batch. Variables that the row lacks are
     read as `read` does: held at their last value. With drives ``hold`` and ``impulse`` that is what
-    a batch does; a ``linear`` path is known only when the next value is. A series starts from a
-    constant past. No gradients are kept.
+    a batch does; a ``linear`` path is known only when the next value is. No gradients are kept.
 
     Args:
         omega: Natural frequencies `[K]`, or `[F, K]`.
@@ -27,6 +26,7 @@ class ResponseStream:
         batch_size: Number of series B that are fed side by side.
         drive: As in `oscillator_response`.
         of: As in `oscillator_response`.
+        initial: States `[F, K]` at the first observation of each variable; None is ``steady``.
 
     Example:
         >>> stream = ResponseStream(torch.tensor([0.5, 2.0]), torch.tensor(0.1), 1)
@@ -45,10 +45,12 @@ class ResponseStream:
         batch_size: int = 1,
         drive: DriveMode = "linear",
         of: DrivenBy = "value",
+        initial: Response | None = None,
     ) -> None:
         self._push = resolve_push(drive, of)
         self._spectrum = check_bank(omega.detach(), zeta.detach(), num_variables)
-        self._is_path, self._is_rate = drive != "impulse", of == "rate"
+        self._is_path = drive != "impulse"
+        self._start = initial
         # Each variable has a clock of its own: that of its last observation.
         bank = self._spectrum[0]
         shape = (batch_size, num_variables)
@@ -95,9 +97,14 @@ class ResponseStream:
         # The change until now is known where there is a value.
         change = torch.where(measured & ~is_first, value - last["level"], 0.0)
         x, v = self._moved(now, change)
-        if self._push.has_level:
+        if self._start is not None:
+            x, v = (
+                torch.where(is_first[..., None], start.to(z), z)
+                for start, z in zip(self._start, (x, v), strict=True)
+            )
+        elif self._push.has_level:
             x = torch.where(is_first[..., None], value[..., None], x)
-        elif self._push.has_kicks:
+        if self._push.has_kicks:
             kick = change if self._is_path else value
             v = v + self._spectrum[0] * kick[..., None]
         found = Response(x.to(values.dtype), v.to(values.dtype))
