@@ -30,6 +30,7 @@ SUITES = {
     ),
     "chaos": ("paper.chaos", "free runs of the logistic map, beside trivial forecasts"),
     "ablations": ("paper.ablations", "one setting of the layer at a time, on four tasks"),
+    "length": ("length", "time and memory of a training step against the length of series"),
     "xor": ("tables.xor", "a table of models: parity of a stream of bits"),
     "sine": ("tables.sine", "a table of models: the frequency of waves at random times"),
     "spirals": ("tables.spirals", "a table of models: spirals, inside and beyond"),
