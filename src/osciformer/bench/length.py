@@ -172,10 +172,8 @@ def measure(job: Job, settings: Mapping[str, Any]) -> Row:
         times = [timed(call, device)]
         found["mib"].append(peak_mib(call, device))
         affordable = int(1e3 * SECONDS / max(times[0].wall_ms, 1e-3))
-        # The first call at a length also takes memory from the system, so that it counts alone only.
-        times += [
-            timed(call, torch.device(settings["device"])) for _ in range(min(affordable, MOST))
-        ]
+        # The first call at a length also takes memory from the system: it counts if it is alone.
+        times += [timed(call, device) for _ in range(min(affordable, MOST))]
         found["ms"].append(statistics.median(t.ms for t in times[1:] or times))
         found["lengths"].append(length)
         found["parameters"] = sum(p.numel() for p in model.parameters())
