@@ -36,6 +36,7 @@ SUITES = {
     "spirals": ("tables.spirals", "a table of models: spirals, inside and beyond"),
     "dynamics": ("tables.dynamics", "a table of models: forecasts of a dozen systems"),
     "hr": ("tables.heart_rate", "a table of models: heart rates of known and new patients"),
+    "report": ("tables.leaderboard", "a page of all tables that files have, and who leads"),
 }
 NUM_MODES = (4, 8, 16, 32)
 #: Lengths by option: what they are for, those of a full run, and of a quick one.
