@@ -30,6 +30,7 @@ SUITES = {
     ),
     "chaos": ("paper.chaos", "free runs of the logistic map, beside trivial forecasts"),
     "ablations": ("paper.ablations", "one setting of the layer at a time, on four tasks"),
+    "length": ("length", "time and memory of a training step against the length of series"),
     "xor": ("tables.xor", "a table of models: parity of a stream of bits"),
     "sine": ("tables.sine", "a table of models: the frequency of waves at random times"),
     "spirals": ("tables.spirals", "a table of models: spirals, inside and beyond"),
@@ -38,6 +39,7 @@ SUITES = {
     "uea": ("tables.uea", "a table of models: the UEA archive, also with dropped rows"),
     "frequencies": ("tables.frequencies", "a table of models: close frequencies in noise"),
     "imdb": ("tables.imdb", "a table of models: reviews of films"),
+    "report": ("tables.leaderboard", "a page of all tables that files have, and who leads"),
 }
 NUM_MODES = (4, 8, 16, 32)
 #: Lengths by option: what they are for, those of a full run, and of a quick one.

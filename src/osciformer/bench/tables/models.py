@@ -35,6 +35,10 @@ LABEL_TASKS = ("classification", "regression")
 OURS: Mapping[str, Mapping[str, Any]] = {
     "osciformer": {},
     "osciformer_network": {"resonators": False},
+    "osciformer_selective": {
+        **{"resonators": False, "variables": False},
+        "blocks": ("selective", "selective"),
+    },
     "osciformer_paper": {"resonators": False, "backbone_options": {"preset": "paper"}},
 }
 #: Tried on the validation part at the first seed.
@@ -88,7 +92,7 @@ def fit_network(name: str, problem: Problem, chosen: Mapping[str, Any], seed: in
     given |= OURS.get(name, {"backbone": name, "resonators": False})
     is_query = problem.task in QUERY_TASKS
     if is_query:
-        given.pop("resonators", None)
+        given = {key: x for key, x in given.items() if key not in ("resonators", "variables")}
     task = "imputation" if problem.task == "interpolation" else problem.task
     arguments = estimator_arguments(task, given)
     parts = problem.train, problem.validation
