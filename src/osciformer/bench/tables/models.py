@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -65,7 +65,7 @@ def model_names(task: str, own: Mapping[str, Model]) -> list[str]:
     ours = [n for n in OURS if task in LABEL_TASKS or n != "osciformer_network"]
     others = [n for n in backbone_names() if n != "osciformer"]
     if task in QUERY_TASKS:
-        others = [n for n in others if cast("Any", find_backbone(n).make).can_read]
+        others = [n for n in others if getattr(find_backbone(n).make, "can_read", True)]
     classical = [n for n, model in {**CLASSICAL, **own}.items() if task in model.tasks]
     return [*ours, *others, *classical]
 
