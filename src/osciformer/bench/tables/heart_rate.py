@@ -93,7 +93,7 @@ SUITE = Table(
     load=load,
     tasks="regression",
     sizes={
-        "small": {"every": 4, "decimation": 16, "epochs": 30, "batch": 32, "dim": 32},
+        "small": {"every": 4, "decimation": 16, "epochs": 15, "batch": 32, "dim": 32},
         "full": {"every": 1, "decimation": 1, "epochs": 100, "batch": 64, "dim": 64},
         "quick": {"every": 50, "decimation": 80, "epochs": 1, "batch": 32, "dim": 8},
     },

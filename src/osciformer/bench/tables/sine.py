@@ -72,7 +72,7 @@ def _lines(size: Mapping[str, Any]) -> int:
 
 SIZES: dict[str, dict[str, int]] = {
     "small": {
-        **{"train": 2000, "validation": 500, "test": 1000, "classes": 25, "rows": 150},
+        **{"train": 1000, "validation": 300, "test": 1000, "classes": 25, "rows": 150},
         **{"epochs": 30, "batch": 32, "dim": 32},
     },
     "full": {
