@@ -94,7 +94,7 @@ def test_s5_is_a_held_input_through_the_normal_part_of_hippo():
     enter, leave = complex_maps(layer)
     wanted = layer.skip * u[0]
     for p, (rate, step) in enumerate(zip(layer.rates(), layer.log_step.exp(), strict=True)):
-        # (Re h, Im h, Re Bu, Im Bu): the input stands still while it drives the state.
+        # (Re h, Im h, Re w, Im w), where w is what enters, which stands still over the gap.
         flow = torch.zeros(4, 4, dtype=torch.float64)
         flow[:2, :2] = torch.tensor([[rate.real, -rate.imag], [rate.imag, rate.real]])
         flow[:2, 2:] = step * torch.eye(2)
