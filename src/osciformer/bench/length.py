@@ -56,7 +56,7 @@ class Lengths(Benchmark):
         """Return a job for each model: one process grows the series until that takes too long."""
         return [{"row": row} for row in options.rows]
 
-    def work_on(self) -> Work:
+    def work_on(self, options: argparse.Namespace) -> Work:
         """Return what does a job."""
         return measure
 

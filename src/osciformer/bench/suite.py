@@ -39,7 +39,7 @@ class Benchmark(ABC):
         """Return all jobs, the most important first."""
 
     @abstractmethod
-    def work_on(self) -> Work:
+    def work_on(self, options: argparse.Namespace) -> Work:
         """Return what does a job."""
 
     @abstractmethod
@@ -77,14 +77,15 @@ class Benchmark(ABC):
         settings = self.settings_of(options)
 
         def describe() -> Row:
-            meta = describe_run(command, torch.device("cpu"), packages=PACKAGES)
+            device = torch.device(getattr(options, "device", "cpu"))
+            meta = describe_run(command, device, packages=PACKAGES)
             return {**meta, "commit": options.commit or current_commit(Path(__file__).parent)}
 
         def tables(document: Document) -> list[str]:
             toy = ["", "Toy size, not a result."] if options.quick else []
             return [*self.tables_of(document), *toy]
 
-        given = (options, self.jobs_of(options), self.work_on(), settings, tables)
+        given = (options, self.jobs_of(options), self.work_on(options), settings, tables)
         status = run_documented(describe, *given, is_ready=self.is_ready, file=str(options.output))
         if options.pictures is not None:
             document = Document(options.output, settings)
@@ -110,7 +111,7 @@ class Suite(Benchmark):
         """Return all jobs."""
         return self.jobs(options.rows, 1 if options.quick else options.seeds)
 
-    def work_on(self) -> Work:
+    def work_on(self, options: argparse.Namespace) -> Work:
         """Return what does a job."""
         return self.work
 

@@ -16,6 +16,7 @@ from osciformer.data.series import IrregularSeries, TimeAxis
 from osciformer.data.tables import Layout
 from osciformer.data.transforms import SeriesTransform
 from osciformer.resonators.families import Columns, Family, FeatureName
+from osciformer.resonators.peaks import Peaks
 from osciformer.resonators.shape import Shape
 from osciformer.resonators.spectrum import Spectrum
 from osciformer.resonators.states import States
@@ -29,7 +30,7 @@ else:
 
 #: Families of features by name, in the order of their columns.
 FAMILIES: Mapping[str, type[Family]] = {
-    kind.name: kind for kind in (Shape, Spectrum, States, Summary, Observation, Static)
+    kind.name: kind for kind in (Shape, Spectrum, Peaks, States, Summary, Observation, Static)
 }
 #: Series from which spectra and the like are learned.
 SAMPLE_SIZE = 1000

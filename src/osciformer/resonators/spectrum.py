@@ -53,7 +53,7 @@ class Spectrum(Family):
         self, sample: IrregularSeries, generator: np.random.Generator
     ) -> dict[str, np.ndarray]:
         width = sample.num_features
-        scales = [_scales_of(sample, number) for number in range(width)]
+        scales = [scales_of(sample, number) for number in range(width)]
         gap, small, mean = (np.array([s[k] for s in scales]) for k in range(3))
         span = max(s.span for s in scales) or 1.0
         most = min(MOST_LINES, max(FEWEST_LINES, ALL_LINES // width))
@@ -156,7 +156,7 @@ def _kept(share: Tensor, lines: Tensor, count: Tensor, total: Tensor) -> Float[n
     return own
 
 
-class _Scales(NamedTuple):
+class Scales(NamedTuple):
     """Gaps between a variable's own observations, and its span."""
 
     median: float
@@ -165,17 +165,18 @@ class _Scales(NamedTuple):
     span: float
 
 
-def _scales_of(series: IrregularSeries, number: int) -> _Scales:
+def scales_of(series: IrregularSeries, number: int) -> Scales:
+    """Return the time scales of one variable; 1 and a span of 0 if none was seen twice."""
     known = ~np.isnan(series.values[:, number])
     owner = np.repeat(np.arange(len(series)), series.lengths)[known]
     times = series.times[known]
     gaps = np.diff(times)[np.diff(owner) == 0]
     gaps = gaps[gaps > 0]
     if len(gaps) == 0:
-        return _Scales(1.0, 1.0, 1.0, 0.0)
+        return Scales(1.0, 1.0, 1.0, 0.0)
     first, last = (np.searchsorted(owner, np.unique(owner), side=s) for s in ("left", "right"))
     spans = (times[last - 1] - times[first])[last - first > 1]
-    return _Scales(
+    return Scales(
         float(np.median(gaps)),
         float(np.quantile(gaps, 0.1)),
         float(gaps.mean()),

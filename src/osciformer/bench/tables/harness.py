@@ -7,6 +7,8 @@ validation part is then used at every seed. Neural models have the same grid and
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import functools
 import importlib
 import json
 import math
@@ -16,8 +18,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from osciformer.bench.documents import Document, mean_of_seeds, spread
 from osciformer.bench.report import Row, markdown_table, names_among
+from osciformer.bench.speed import peak_mib
 from osciformer.bench.suite import COLOURS, Benchmark, new_figure, rounded
 from osciformer.bench.tables.models import Fitted, Model, find_model, model_names
 from osciformer.bench.tables.problem import METRICS, RISING, Metric, Part, Problem, Task
@@ -81,15 +86,17 @@ class Table(Benchmark):
         parser.add_argument("--models", type=names_among(known), default=known, help=told)
         told = "of data and training; small is for a CPU"
         parser.add_argument("--size", choices=SIZES, default=SIZES[0], help=told)
+        told = "that networks are trained on: cpu (one thread a process) or cuda"
+        parser.add_argument("--device", default="cpu", help=told)
         return parser
 
     def settings_of(self, options: argparse.Namespace) -> Row:
         """Return the name of the suite and of the size."""
         return {"suite": self.module, "size": "quick" if options.quick else options.size}
 
-    def work_on(self) -> Work:
+    def work_on(self, options: argparse.Namespace) -> Work:
         """Return what does a job."""
-        return run_cell
+        return functools.partial(run_cell, device=options.device)
 
     def jobs_of(self, options: argparse.Namespace) -> list[Job]:
         """Return trials and then scores, model by model; further seeds come last."""
@@ -175,8 +182,9 @@ class Table(Benchmark):
         budget = ", ".join(f"{key} {value}" for key, value in self.sizes[size].items())
         return (
             f"Size {size}: {budget}. Mean ± standard deviation over seeds; in brackets their "
-            "number where it is not that of the others. Seconds are of the processor, an epoch "
-            "(of a whole fit without a network)."
+            "number where it is not that of the others. Seconds are those of an epoch (of a whole "
+            "fit without a network): of one processor, or by the clock where cuda stands behind "
+            "them. MiB is what a fit adds to the memory of the process, or of the device."
         )
 
     def _table(self, case: str, rows: Sequence[Row], seeds: int) -> list[str]:
@@ -199,12 +207,14 @@ class Table(Benchmark):
             line.append(", ".join(f"{k} {v:g}" for k, v in mine[0]["chosen"].items()) or "-")
             for key, shape in (("epochs", "{:.0f}"), ("parameters", "{:,.0f}")):
                 line.append(shape.format(mine[0][key]) if key in mine[0] else "-")
-            costs = [row.get("epoch_seconds", row.get("fit_seconds")) for row in mine]
-            line.append(spread([c for c in costs if c is not None][:1], "{:.3g}"))
+            cost = mine[0].get("epoch_seconds", mine[0].get("fit_seconds"))
+            where = "" if mine[0].get("device", "cpu") == "cpu" else " cuda"
+            line.append("-" if cost is None else f"{cost:.3g}{where}")
+            line.append(spread([row["mib"] for row in mine[:1] if row.get("mib")], "{:.0f}"))
             body.append(line)
         columns = ["model", *(f"{t}: {m}" for t in tests for m in metrics)]
         columns += ["published"] if is_printed else []
-        columns += ["chosen", "epochs", "parameters", "s"]
+        columns += ["chosen", "epochs", "parameters", "s", "MiB"]
         return markdown_table(columns, body)
 
     def figures(self) -> Mapping[str, Callable[[Document], Any]]:
@@ -248,21 +258,29 @@ def find_table(module: str) -> Table:
     return found
 
 
-def run_cell(job: Job, settings: Mapping[str, Any]) -> Row:
+def run_cell(job: Job, settings: Mapping[str, Any], *, device: str = "cpu") -> Row:
     """Fit a model and score it: on the validation part, and if it is no trial on the tests."""
     table = find_table(settings["suite"])
     case, is_trial = job["case"], job["trial"] is not None
     rows = [] if is_trial else _finished(Path(settings["file"]))
     chosen = table.chosen(job, rows)
     problem = table.load(case, job["seed"], table.sizes[settings["size"]])
+    accelerator = "cpu" if device == "cpu" else "gpu"
+    problem = dataclasses.replace(
+        problem, settings={**problem.settings, "accelerator": accelerator}
+    )
     model = find_model(job["model"], table.task(case), table.own)
-    row: Row = {"size": settings["size"], "chosen": dict(chosen)}
+    row: Row = {"size": settings["size"], "chosen": dict(chosen), "device": device}
+    found: list[Fitted] = []
     try:
-        fitted = model.fit(problem, chosen, job["seed"])
+        row["mib"] = peak_mib(
+            lambda: found.append(model.fit(problem, chosen, job["seed"])), torch.device(device)
+        )
     except FloatingPointError as error:
         if not is_trial:
             raise
         return {**row, "validation": None, "diverged": str(error)}
+    (fitted,) = found
     metrics = table.metrics_of(case)
     first = next(iter(metrics))
     score = _scores(fitted, problem.validation, {first: metrics[first]})[first]
@@ -273,8 +291,8 @@ def run_cell(job: Job, settings: Mapping[str, Any]) -> Row:
         row["test_sizes"] = {name: len(part.truth) for name, part in problem.tests.items()}
         if table.keep is not None and job["seed"] == 0:
             row |= table.keep(problem, fitted)
-    found: Row = rounded(row)
-    return found
+    kept: Row = rounded(row)
+    return kept
 
 
 def _finished(path: Path) -> list[Row]:
