@@ -35,7 +35,7 @@ WITH_TIES = EventSequences.from_arrays(
     [[0.0, 0.0, 0.5, 0.5, 0.5, 2.0], [3.0], [1.0, 1.0]], [[0, 1, 1, 0, 1, 0], [1], [0, 1]]
 )
 # Where the state moves between events.
-CONTINUOUS = ("neural_hawkes", "ode_rnn", "mtan", "contiformer")
+CONTINUOUS = ("neural_hawkes", "attnhp", "s2p2", "ode_rnn", "mtan", "contiformer")
 
 # The slow ones learn from shorter sequences, the slowest with fewer nodes on a trajectory.
 SHORT = {"contiformer": 6, "ode_rnn": 8}

@@ -50,6 +50,7 @@ _EVENTS_AT_ONCE = 1024  # to score; some encoders have a state for each pair of 
 _COST = {
     **{"osciformer": 4.0, "rmtpp": 1.0, "neural_hawkes": 10.0, "transformer_hawkes": 1.5},
     **{"ode_rnn": 12.0, "mtan": 3.0, "contiformer": 12.0, "hawkes": 0.5},
+    **{"attnhp": 4.0, "s2p2": 3.0},
 }
 _SIZE = {"stackoverflow": 45 * 184, "taobao": 96 * 75, "hawkes": 63 * 108, "taxi": 91 * 52}
 

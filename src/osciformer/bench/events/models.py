@@ -297,6 +297,8 @@ _ROWS = (
     _neural("rmtpp_mixture", "RMTPP's encoder, mixture", "rmtpp", "mixture"),
     _neural("neural_hawkes", "Neural Hawkes", "neural_hawkes", "softplus"),
     _neural("transformer_hawkes", "Transformer Hawkes", "transformer_hawkes", "decay"),
+    _neural("attnhp", "AttNHP", "attnhp", "softplus"),
+    _neural("s2p2", "S2P2", "s2p2", "softplus"),
     _neural("ode_rnn", "ODE-RNN", "ode_rnn", "softplus"),
     _neural("mtan", "mTAN", "mtan", "softplus"),
     _neural("contiformer", "ContiFormer", "contiformer", "softplus"),
