@@ -22,7 +22,10 @@ SCORES = {
     "accuracy_at_time": (True, "at its time"),
     "time_rmse": (False, "RMSE"),
     "time_mae": (False, "MAE"),
+    "horizon_t_map": (True, "T-mAP"),
+    "horizon_transport": (False, "OTD"),
 }
+_HORIZON = ("horizon_t_map", "horizon_transport")
 _NUMBERS = (*SCORES, "ll_error", "dev_ll", "epochs", "parameters", "hit_time_limit")
 # Further columns of a table.
 _COLUMNS = {"dev_ll": "{:.3f}", "seconds": "{:.2g}", "epochs": "{:,.0f}", "parameters": "{:,.0f}"}
