@@ -432,7 +432,10 @@ def test_s2p2_layers_solve_their_equations() -> None:
             torch.testing.assert_close(now[0, i, g], expected, rtol=1e-7, atol=1e-8)
 
 
-@pytest.mark.parametrize("name", ["attnhp", "s2p2"])
+PICKS = ("rmtpp", "neural_hawkes", "transformer_hawkes", "attnhp", "s2p2", "ode_rnn")
+
+
+@pytest.mark.parametrize("name", PICKS)
 @torch.no_grad()
 def test_events_that_are_picked_have_the_same_states(name: str) -> None:
     encoder, batch = known(name).encoder, EVENTS[:2].batch()

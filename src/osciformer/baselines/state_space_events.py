@@ -11,7 +11,14 @@ from torch.nn import functional
 
 from osciformer._types import Float, Int, Tensor, Tokens
 from osciformer.baselines.state_space import linear_scan
-from osciformer.events.neural.encoder import EventStates, Gaps, TypeEncoder, elapsed_of, gaps_of
+from osciformer.events.neural.encoder import (
+    EventStates,
+    Gaps,
+    TypeEncoder,
+    elapsed_of,
+    gaps_of,
+    take_events,
+)
 from osciformer.events.sequences import EventBatch
 from osciformer.math.banks import frequency_range
 from osciformer.models.backbones import register_backbone
@@ -213,11 +220,10 @@ class StateSpaceEventEncoder(TypeEncoder):
 
     def pick(self, prepared: Any, events: Int[Tensor, "B S"]) -> _Prepared:
         """Return what `prepare` returned, of some events, see `EventEncoder`."""
-        rows = torch.arange(len(events), device=events.device)[:, None]
         return _Prepared(
-            tuple(x[rows, events] for x in prepared.states),
-            tuple(None if u is None else u[rows, events] for u in prepared.inputs),
-            prepared.after[rows, events],
+            tuple(take_events(x, events) for x in prepared.states),
+            tuple(None if u is None else take_events(u, events) for u in prepared.inputs),
+            take_events(prepared.after, events),
         )
 
     @property

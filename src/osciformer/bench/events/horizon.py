@@ -24,7 +24,7 @@ from osciformer.events import (
 
 NUM_EVENTS = 10
 NUM_DRAWS = 16
-MOST_HISTORIES = 200
+MOST_HISTORIES = 100
 #: Largest errors of times, as parts of the median time that ten training events take.
 TOLERANCES = (1 / 16, 1 / 8, 1 / 4, 1 / 2)
 _SEED = 0  # of the draws: models that do not differ draw the same futures
@@ -47,7 +47,9 @@ def _ask(parts: Parts) -> _Asked:
     histories, actual = asked[0][:MOST_HISTORIES], asked[1]
     actual = EventsAhead(actual.waits[:MOST_HISTORIES], actual.types[:MOST_HISTORIES])
     median_waits = _median_waits(parts.train)
-    return _Asked(histories, actual, median_waits, [p * median_waits[-1] for p in TOLERANCES])
+    return _Asked(
+        histories, actual, median_waits, [part * float(median_waits[-1]) for part in TOLERANCES]
+    )
 
 
 def _median_waits(train: EventSequences) -> Float[np.ndarray, "J"]:
