@@ -33,7 +33,7 @@ REFERENCE = "osciformer"
 #: A row made of others: at each repeat, the head of OsciFormer with the best dev likelihood.
 CHOSEN_HEAD = "osciformer_chosen"
 _HEADS = ("osciformer", "osciformer_softplus", "osciformer_decay")
-_FITTED = ("trivial", "classical", "neural")
+_FITTED = ("rule", "trivial", "classical", "neural")
 # 97.5 % quantiles of Student's t by degrees of freedom, for the few repeats there are.
 _STUDENT = (math.nan, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 # What the scores mean; then, by data set, its source, unit, what was cut, and the grid of times.
@@ -90,6 +90,8 @@ def spreads(cells: Any, key: str) -> Any:
 
 def differences(cells: Any, reference: str = REFERENCE) -> dict[str, Difference]:
     """Return how much better the LL of a reference is than that of each other model, paired."""
+    # Rules have none.
+    cells = cells[cells["ll_micro"].notna()]
     wide = cells.pivot(index="repeat", columns="model", values="ll_micro")
     found = {}
     for name in wide.columns.drop(reference) if reference in wide else ():
@@ -103,7 +105,8 @@ def differences(cells: Any, reference: str = REFERENCE) -> dict[str, Difference]
 
 def best_of(cells: Any, key: str, kinds: Sequence[str]) -> str | None:
     """Return the model with the best mean of a score among some kinds, or None."""
-    found, most = spreads(cells, key), cells.groupby("model").size().max()
+    found = spreads(cells, key)
+    most = found["count"].max()
     # Models of which fewer runs have the score are left out, unless their runs would be alike.
     is_in = [
         count > 0 and _row(name).kind in kinds and (count == most or _is_constant(name, cells))
@@ -122,6 +125,10 @@ def _row(name: str) -> BenchModel:
 def _is_constant(name: str, cells: Any) -> bool:
     """Return whether all repeats of a model would be alike, so that there is one."""
     return TASKS[cells["dataset"].iloc[0]].repeat == "seed" and not _row(name).is_random
+
+
+def _has(cells: Any, key: str) -> bool:
+    return bool(cells[key].notna().any())
 
 
 def _has_types(cells: Any) -> bool:
@@ -144,6 +151,10 @@ def markdown(rows: Sequence[Row], speeds: Sequence[Row], command: str) -> str:
         lines += ["## Overview: LL in nats per event", "", *_overview(by_dataset, "ll_micro")]
         lines += ["", *_verdicts(by_dataset)]
         lines += ["", "## Overview: accuracy", "", *_overview(by_dataset, "accuracy")]
+        ahead = {name: found for name, found in by_dataset.items() if _has(found, _HORIZON[0])}
+        for key in _HORIZON if ahead else ():
+            title = f"## Overview: the last ten events, {SCORES[key][1]}"
+            lines += ["", title, "", *_overview(ahead, key)]
     for dataset, found in by_dataset.items():
         lines += ["", f"## {TASKS[dataset].title}", "", _notes(found), ""]
         timed = [speed for speed in speeds if speed["dataset"] == dataset]
@@ -157,7 +168,8 @@ def _overview(by_dataset: dict[str, Any], key: str) -> list[str]:
         _scores(cells, key, dict.fromkeys(cells["model"], cells.groupby("model").size().max()))
         for cells in by_dataset.values()
     ]
-    names = _in_order(dict.fromkeys(name for column in columns for name in column))
+    found = ((name, text) for column in columns for name, text in column.items())
+    names = _in_order(dict.fromkeys(name for name, text in found if text != "-"))
     body = [[_row(name).title, *(column.get(name, "-") for column in columns)] for name in names]
     return markdown_table(["model", *(TASKS[dataset].title for dataset in by_dataset)], body)
 
@@ -212,7 +224,8 @@ def _notes(cells: Any) -> str:
 
 
 def _table(cells: Any, seconds: dict[str, float]) -> list[str]:
-    keys = [key for key in SCORES if _has_types(cells) or not key.startswith("accuracy")]
+    keys = [key for key in SCORES if key not in _HORIZON or _has(cells, key)]
+    keys = [key for key in keys if _has_types(cells) or not key.startswith("accuracy")]
     grouped, deltas = cells.groupby("model"), differences(cells)
     runs, means = grouped.size(), grouped[list(_NUMBERS)].mean()
     stopped = grouped["hit_time_limit"].sum()
