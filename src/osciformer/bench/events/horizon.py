@@ -26,7 +26,7 @@ NUM_EVENTS = 10
 NUM_DRAWS = 16
 MOST_HISTORIES = 100
 #: Largest errors of times, as parts of the median time that ten training events take.
-TOLERANCES = (1 / 16, 1 / 8, 1 / 4, 1 / 2)
+TOLERANCES = (1 / 32, 1 / 16, 1 / 8, 1 / 4)
 _SEED = 0  # of the draws: models that do not differ draw the same futures
 
 #: `constant`: the median waits and the shares of types of the training events; `repeat`: the last
