@@ -228,10 +228,10 @@ def test_the_last_events_are_drawn_and_rules_are_asked_where_there_are_enough(to
 
     def long_ones(count: int) -> EventSequences:
         times = [np.cumsum(rng.exponential(size=25)) for _ in range(count)]
-        return EventSequences.from_arrays(times, [np.arange(25) % 4] * count, time_unit="h")
+        return EventSequences.from_arrays(times, [np.arange(25) % 5] * count, time_unit="h")
 
     parts = Parts(long_ones(20), long_ones(5), long_ones(30))
-    task = EventTask("folds", "folds", 4, "fold", lambda task, number: parts, 0.01)
+    task = EventTask("folds", "folds", 5, "fold", lambda task, number: parts, 0.01)
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(TASKS, "folds", task)
         found = {}
