@@ -52,7 +52,8 @@ _COST = {
     **{"ode_rnn": 12.0, "mtan": 3.0, "contiformer": 12.0, "hawkes": 0.5},
     **{"attnhp": 4.0, "s2p2": 3.0},
 }
-_SIZE = {"stackoverflow": 45 * 184, "taobao": 96 * 75, "hawkes": 63 * 108, "taxi": 91 * 52}
+_SIZE = {"stackoverflow": 45 * 184, "hawkes": 63 * 108, "taxi": 91 * 52}
+_SIZE |= {"taobao": 96 * 75, "taobao_alike": 96 * 75, "taobao_folds": 67 * 17}
 
 
 class Cell(NamedTuple):
