@@ -69,7 +69,7 @@ def score_ways(
         rules = even_compensators(process, batch, NUM_NODES)
         # The gap behind an event is the one before the next.
         trapezoid, mean = (float(rule[:, :-1][scored[:, 1:]].sum()) for rule in rules)
-        precision = {"tolerance": _TOLERANCE, "negligible": _TOLERANCE}
+        precision: dict[str, Any] = {"tolerance": _TOLERANCE, "negligible": _TOLERANCE}
         survival = predict_next(process, batch, horizon=LONGEST, **precision).survival
         short = float(torch.log1p(-survival[:, :-1][scored[:, 1:]]).sum())
         found = (exact, log_intensity - trapezoid, log_intensity - mean, exact - short)
@@ -83,7 +83,10 @@ def measure(dataset: str, model: str, seed: int, settings: TrainingSettings) -> 
     """Return the likelihoods of a network that is trained on a data set's parts."""
     task = TASKS[dataset]
     parts = task.load(seed)
-    fitted = find_model(model).fit(FitRequest(task, parts.train, parts.dev, seed, settings))
+    fit = find_model(model).fit
+    if fit is None:
+        raise ValueError(f"{model} is a rule, without a likelihood")
+    fitted = fit(FitRequest(task, parts.train, parts.dev, seed, settings))
     long = {name: float((part.gaps > LONGEST).mean()) for name, part in parts._asdict().items()}
     return {
         "dataset": dataset,
