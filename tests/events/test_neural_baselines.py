@@ -466,13 +466,16 @@ def test_options_that_an_encoder_does_not_have_are_refused() -> None:
     assert set(backbone_names("events")) == {"osciformer", *BASELINE_MODELS}
 
 
+# Each type excites itself strongly.
+SELF_EXCITING = HawkesProcess(base=[0.2, 0.2], branching=[[0.7, 0.0], [0.0, 0.7]], decay=4.0)
+
+
 @cache
-def simulated() -> tuple[EventSequences, EventSequences]:
-    """Return events to learn from and others, in which each type excites itself strongly."""
-    process = HawkesProcess(base=[0.2, 0.2], branching=[[0.7, 0.0], [0.0, 0.7]], decay=4.0)
-    generator = torch.Generator().manual_seed(0)
-    events = simulate_hawkes(process, num_sequences=140, horizon=20.0, generator=generator)
-    return events[:100], events[100:]
+def simulated(count: int = 100) -> tuple[EventSequences, EventSequences]:
+    """Return sequences of that process to learn from, and 40 others."""
+    settings = {"horizon": 20.0, "generator": torch.Generator().manual_seed(0)}
+    events = simulate_hawkes(SELF_EXCITING, num_sequences=count + 40, **settings)
+    return events[:count], events[count:]
 
 
 @each
@@ -494,3 +497,27 @@ def test_a_few_steps_of_training_beat_poisson(name: str) -> None:
         learned = -float(likelihood_terms(model, held_out.batch(), max_halvings=0).loss)
     constant = -float(likelihood_terms(poisson, held_out.batch()).loss)
     assert learned > constant + 0.1
+
+
+@pytest.mark.parametrize(("name", "share"), [("s2p2", 0.9), ("attnhp", 0.6)])
+def test_longer_training_comes_near_the_process_itself(name: str, share: float) -> None:
+    process, (train, held_out) = SELF_EXCITING, simulated(300)
+    torch.manual_seed(0)
+    settings = {**BASELINE_MODELS[name], "dim": 16, "dropout": 0.0}
+    model = make_event_model(EventModelConfig(num_types=2, **settings)).fit_times(train)
+    optimizer = torch.optim.Adam(model.parameters())
+    num_epochs, num_batches = 10, 12
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.02, num_epochs * num_batches)
+    for epoch in range(num_epochs):
+        for batch in train.batches(25, shuffle=True, seed=epoch):
+            optimizer.zero_grad()
+            model(batch).loss.backward()
+            optimizer.step()
+            schedule.step()
+    batch = held_out.batch()
+    with torch.no_grad():
+        learned, right, constant = (
+            -float(likelihood_terms(item, batch, max_halvings=0).loss)
+            for item in (model.eval(), process, PoissonProcess.fit(train))
+        )
+    assert constant + share * (right - constant) < learned < right + 0.02
