@@ -348,8 +348,11 @@ def test_a_failed_cell_is_recorded_and_tried_again(
 def test_time_that_runs_out_leaves_cells_for_later(tmp_path, toy_task, in_this_process):
     assert run(tmp_path, "--minutes", "0") == harness.UNFINISHED
     assert harness.read_cells(tmp_path) == []
-    assert run(tmp_path, "--report-only") == 0  # nothing is run
-    assert harness.read_cells(tmp_path) == []
+    (tmp_path / "notes.md").write_text("## A note\n")
+    assert run(tmp_path, "--report-only", "--notes", str(tmp_path / "notes.md")) == 0
+    assert harness.read_cells(tmp_path) == []  # nothing is run
+    page = (tmp_path / "table.md").read_text()
+    assert page.index("**LL**") < page.index("\n\n## A note\n\n") < page.index("## How it was run")
 
 
 def test_ctrl_c_keeps_what_is_finished(tmp_path, toy_task, in_this_process, monkeypatch):

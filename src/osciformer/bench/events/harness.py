@@ -193,7 +193,8 @@ def main(argv: Sequence[str]) -> int:
     rows, speeds = read_cells(options.output), read_cells(options.output / "speed", "*.json")
     if options.json is not None:
         write_json(options.json, document(rows, speeds, command), indent=1)
-    page = markdown(rows, speeds, command)
+    notes = "" if options.notes is None else options.notes.read_text(encoding="utf-8")
+    page = markdown(rows, speeds, command, notes)
     if options.table is None:
         print(page, flush=True)
     else:
@@ -263,6 +264,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("-o", "--output", type=Path, required=True, help="folder of the cells")
     add("--json", type=Path, help="write every cell and a summary to this file")
     add("--table", type=Path, help="Markdown file; without it, standard output")
+    add("--notes", type=Path, help="Markdown file that the page has after its overviews")
     standard, names = [n for n, task in TASKS.items() if task.is_default], names_among(TASKS)
     add("--datasets", type=names, default=standard, help=f"of {','.join(TASKS)}")
     known = f"of {','.join(MODELS)}, or ENCODER+HEAD"

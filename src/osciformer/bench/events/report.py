@@ -141,8 +141,8 @@ def _in_order(names: Iterable[str]) -> list[str]:
     return sorted(names, key=lambda name: order.index(name) if name in order else len(order))
 
 
-def markdown(rows: Sequence[Row], speeds: Sequence[Row], command: str) -> str:
-    """Return the page: protocol, an overview, a table for each data set, and what failed."""
+def markdown(rows: Sequence[Row], speeds: Sequence[Row], command: str, notes: str = "") -> str:
+    """Return the page: protocol, overviews, notes, a table for each data set, and what failed."""
     cells = good_cells(rows)
     by_dataset = dict(iter(cells.groupby("dataset")))
     by_dataset = {name: by_dataset[name] for name in TASKS if name in by_dataset}
@@ -155,6 +155,7 @@ def markdown(rows: Sequence[Row], speeds: Sequence[Row], command: str) -> str:
         for key in _HORIZON if ahead else ():
             title = f"## Overview: the last ten events, {SCORES[key][1]}"
             lines += ["", title, "", *_overview(ahead, key)]
+    lines += ["", notes.strip()] if notes.strip() else []
     for dataset, found in by_dataset.items():
         lines += ["", f"## {TASKS[dataset].title}", "", _notes(found), ""]
         timed = [speed for speed in speeds if speed["dataset"] == dataset]
