@@ -138,6 +138,45 @@ def test_folds_of_neonate_are_infants_and_each_is_tested_once(monkeypatch):
     assert len(tested) == len(set(tested)) == 30
 
 
+def taobao(monkeypatch) -> None:
+    """Put sequences in the place of Taobao's, a third of whose gaps in train and dev are long."""
+    rng = np.random.default_rng(0)
+
+    def gaps(is_test: bool) -> np.ndarray:
+        found = rng.uniform(0.0, 0.5, size=30)
+        found[::3] += 0.0 if is_test else 10.0
+        return found
+
+    tables = {
+        split: table_of([1.5e5 + np.cumsum(gaps(split == "test")) for _ in range(count)])
+        for split, count in (("train", 20), ("dev", 5), ("test", 10))
+    }
+    monkeypatch.setattr(datasets, "get_dataset", lambda name, split, fold=None: tables[split])
+
+
+def test_long_gaps_of_taobao_are_drawn_anew_in_train_and_dev_alone(monkeypatch):
+    taobao(monkeypatch)
+    given, alike = (TASKS[name].load(0) for name in ("taobao", "taobao_alike"))
+    assert np.array_equal(given.test.times, alike.test.times)
+    for before, after in zip(given[:2], alike[:2], strict=True):
+        long = before.gaps >= 1.0
+        assert long.mean() == pytest.approx(9 / 29)
+        assert after.gaps[~long] == pytest.approx(before.gaps[~long], abs=1e-9)
+        assert 0.0 < after.gaps[long].min() < 0.02
+        assert 0.08 < after.gaps[long].max() < 0.1
+    assert np.array_equal(alike.train.times, TASKS["taobao_alike"].load(3).train.times)
+
+
+def test_folds_of_taobao_are_of_its_test_part(monkeypatch):
+    taobao(monkeypatch)
+    whole, tested = TASKS["taobao"].load(0).test, []
+    for fold in (1, 2, 3, 4, 5):
+        parts = TASKS["taobao_folds"].load(fold)
+        assert [len(part) for part in parts] == [6, 2, 2]
+        tested += parts.test.ids.tolist()
+    assert sorted(tested) == sorted(whole.ids.tolist())
+
+
 def test_the_simulation_never_changes_and_its_truth_is_best():
     first, again = (datasets.simulate.__wrapped__("dev") for _ in range(2))
     assert first is not again
@@ -183,6 +222,38 @@ def test_likelihoods_alone_are_the_same_and_leave_out_the_rest(toy_task):
     assert {key for key in whole if alone[key] is None and whole[key] is not None} == left_out
 
 
+def test_the_last_events_are_drawn_and_rules_are_asked_where_there_are_enough(toy_task):
+    settings = {"training": {}, "folder": "", "with_horizon": True}
+    rng = np.random.default_rng(0)
+
+    def long_ones(count: int) -> EventSequences:
+        times = [np.cumsum(rng.exponential(size=25)) for _ in range(count)]
+        return EventSequences.from_arrays(times, [np.arange(25) % 5] * count, time_unit="h")
+
+    parts = Parts(long_ones(20), long_ones(5), long_ones(30))
+    task = EventTask("folds", "folds", 5, "fold", lambda task, number: parts, 0.01)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(TASKS, "folds", task)
+        found = {}
+        for name in ("constant", "repeat", "renewal_markov", "poisson"):
+            job = {"dataset": "folds", "model": name, "repeat": 1}
+            found[name] = harness.run_cell(job, settings)
+    for row in found.values():
+        assert row["horizon_histories"] == 30
+        assert row["horizon_tolerances"][-1] == pytest.approx(2.4, rel=0.1)  # a quarter of 10
+        json.dumps(row)
+    # Types take turns: the rule that repeats ten events and the Markov chain know them.
+    assert "ll_micro" not in found["repeat"]
+    for better, worse in (("repeat", "constant"), ("renewal_markov", "poisson")):
+        assert found[better]["horizon_t_map"] > found[worse]["horizon_t_map"] + 0.05
+        assert found[better]["horizon_transport"] < found[worse]["horizon_transport"] - 1.0
+    short = harness.run_cell({"dataset": "folds", "model": "poisson", "repeat": 1}, settings)
+    assert "horizon_t_map" not in short
+    assert "horizon_t_map" not in harness.run_cell(
+        {"dataset": "folds", "model": "poisson", "repeat": 1}, {**settings, "with_horizon": False}
+    )
+
+
 def test_settings_are_those_with_the_best_dev_likelihood(toy_task):
     parts = TASKS["folds"].load(1)
     rates = {"slow": PoissonProcess([0.1, 0.1]), "right": PoissonProcess.fit(parts.train)}
@@ -206,6 +277,11 @@ def test_cells_are_those_that_differ(toy_task):
         ("seeds", "rmtpp", 0),
         ("seeds", "rmtpp", 3),
     }
+    rules = [
+        {c.model for c in make_cells(["folds"], ["poisson", "repeat"], repeats, with_horizon)}
+        for with_horizon in (False, True)
+    ]
+    assert rules == [{"poisson"}, {"poisson", "repeat"}]
     one_type = make_cells(["neonate"], ["poisson", "renewal_repeat"], repeats)
     assert {cell.model for cell in one_type} == {"poisson"}
     order = make_cells(["mimic2", "stackoverflow"], ["rmtpp", "contiformer"], repeats)
@@ -272,8 +348,11 @@ def test_a_failed_cell_is_recorded_and_tried_again(
 def test_time_that_runs_out_leaves_cells_for_later(tmp_path, toy_task, in_this_process):
     assert run(tmp_path, "--minutes", "0") == harness.UNFINISHED
     assert harness.read_cells(tmp_path) == []
-    assert run(tmp_path, "--report-only") == 0  # nothing is run
-    assert harness.read_cells(tmp_path) == []
+    (tmp_path / "notes.md").write_text("## A note\n")
+    assert run(tmp_path, "--report-only", "--notes", str(tmp_path / "notes.md")) == 0
+    assert harness.read_cells(tmp_path) == []  # nothing is run
+    page = (tmp_path / "table.md").read_text()
+    assert page.index("**LL**") < page.index("\n\n## A note\n\n") < page.index("## How it was run")
 
 
 def test_ctrl_c_keeps_what_is_finished(tmp_path, toy_task, in_this_process, monkeypatch):

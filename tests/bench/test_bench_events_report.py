@@ -104,6 +104,32 @@ def test_a_score_that_some_runs_lack_is_counted_and_is_never_the_best(toy_task):
     assert "| 0.900 (1) |" in line
 
 
+def test_horizons_have_tables_of_their_own_where_they_were_scored(toy_task):
+    ahead = {"horizon_t_map": 0.4, "horizon_transport": 12.0}
+    rows = [cell("osciformer", 1, -1.0, **ahead), cell("osciformer", 2, -1.0)]
+    rows += [cell("rmtpp", 1, -1.1, horizon_t_map=0.1, horizon_transport=14.0)]
+    scored = ("ll_micro", "ll_macro", "dev_ll", "accuracy", "parameters", "ll_error")
+    rule = {**cell("repeat", 1, 0.0), **dict.fromkeys(scored)}
+    rows += [{**rule, "horizon_t_map": 0.2, "horizon_transport": 11.0}]
+    rows += [cell("osciformer", 1, -1.0, dataset="seeds")]
+    page = report.markdown(rows, [], "osciformer bench events")
+    likelihoods = page.split("## Overview: LL")[1].split("## Overview")[0]
+    assert "the last ten again" not in likelihoods
+    assert "beside RMTPP: mixture 0.100 ahead" in likelihoods
+    precision = page.split("events, T-mAP")[1].split("## Overview")[0]
+    assert "| model | folds |" in precision
+    assert "| OsciFormer, mixture | **0.400** \\* (1) |" in precision
+    distance = page.split("events, OTD")[1].split("## folds")[0]
+    assert "| the last ten again | 11.000 \\* (1) |" in distance
+    assert "| OsciFormer, mixture | **12.000** (1) |" in distance
+    table, other = page.split("## folds")[1].split("## seeds")
+    assert "| T-mAP | OTD |" in table
+    assert "OTD" not in other.split("## How")[0]
+    summary = report.document(rows, [], "osciformer bench events")["summary"]["folds"]
+    assert summary["repeat"]["ll_micro"] is None
+    assert summary["repeat"]["horizon_transport"]["mean"] == 11.0
+
+
 # Scores.
 
 

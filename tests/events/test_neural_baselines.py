@@ -35,7 +35,7 @@ WITH_TIES = EventSequences.from_arrays(
     [[0.0, 0.0, 0.5, 0.5, 0.5, 2.0], [3.0], [1.0, 1.0]], [[0, 1, 1, 0, 1, 0], [1], [0, 1]]
 )
 # Where the state moves between events.
-CONTINUOUS = ("neural_hawkes", "ode_rnn", "mtan", "contiformer")
+CONTINUOUS = ("neural_hawkes", "attnhp", "s2p2", "ode_rnn", "mtan", "contiformer")
 
 # The slow ones learn from shorter sequences, the slowest with fewer nodes on a trajectory.
 SHORT = {"contiformer": 6, "ode_rnn": 8}
@@ -342,6 +342,112 @@ def test_mtan_is_attention_of_times_to_times() -> None:
             torch.testing.assert_close(now[0, i, g], row, rtol=1e-9, atol=1e-10)
 
 
+@torch.no_grad()
+def test_attnhp_is_attention_that_may_see_nothing() -> None:
+    encoder, batch = known("attnhp").encoder, EVENTS[:1].batch()
+    elapsed = (batch.times[0] - batch.times[0, 0]) / encoder.scale.unit
+    gaps = some_gaps(batch)
+    now = encoder.states(encoder.prepare(batch), gaps).now
+
+    def encode(t: Tensor) -> Tensor:
+        return torch.cat(((t * encoder.bank.omega).sin(), (t * encoder.bank.omega).cos()))
+
+    def add(layer: torch.nn.Module, row: Tensor, past: list[Tensor]) -> Tensor:
+        """Return what a layer adds to a row of a state and a time, by the sum of its definition."""
+        query, total, heads = layer.query_projection(row), [1.0, 1.0], [torch.zeros(4).double()] * 2
+        for known_row in past:
+            key, value = layer.key_projection(known_row), layer.value_projection(known_row)
+            for head, part in enumerate((slice(0, 4), slice(4, 8))):
+                weight = (query[part] @ key[part] / 2).exp()
+                heads[head] = heads[head] + weight * value[part]
+                total[head] = total[head] + weight
+        return torch.tanh(torch.cat([h / w for h, w in zip(heads, total, strict=True)]))
+
+    first, second = encoder.layers
+    times = [encode(t) for t in elapsed]
+    below = [
+        torch.cat((encoder.types.weight[k], z)) for k, z in zip(batch.types[0], times, strict=True)
+    ]
+    above = [
+        torch.cat((row[:8] + add(first, row, below[:i]), z))
+        for i, (row, z) in enumerate(zip(below, times, strict=True))
+    ]
+    for i in (0, 1, 5, 8):
+        for g in range(3):
+            z = encode(elapsed[i] + gaps[0, i, g] / encoder.scale.unit)
+            h = torch.zeros(8).double()
+            h = h + add(first, torch.cat((h, z)), below[: i + 1])
+            h = h + add(second, torch.cat((h, z)), above[: i + 1])
+            torch.testing.assert_close(now[0, i, g], h, rtol=1e-9, atol=1e-10)
+
+
+@torch.no_grad()
+def test_s2p2_layers_solve_their_equations() -> None:
+    encoder, batch = known("s2p2").encoder, EVENTS[:1].batch()
+    gaps = gaps_of(batch)[0].numpy() / float(encoder.scale.unit)
+    later = np.array([0.0, 0.3, 2.0])
+    prepared = encoder.prepare(batch)
+    query = torch.from_numpy(later * float(encoder.scale.unit)).expand(1, len(gaps), 3)
+    now = encoder.states(prepared, query).now
+    first, second = encoder.layers
+
+    def modes(linear: torch.nn.Linear, x: Tensor) -> np.ndarray:
+        pairs = linear(x).numpy().reshape(-1, 2)
+        return pairs[:, 0] + 1j * pairs[:, 1]
+
+    def finish(layer: torch.nn.Module, x: np.ndarray, u: Tensor | None) -> Tensor:
+        y = layer.leave(torch.from_numpy(np.stack([x.real, x.imag], axis=-1).ravel()))
+        y = y if u is None else y + layer.skip * layer.norm(u)
+        value, gate = layer.gate(y).chunk(2)
+        out = value * torch.sigmoid(gate)
+        return out if u is None else u + out
+
+    def rates(layer: torch.nn.Module) -> np.ndarray:
+        return -layer.log_decay.exp().numpy() + 1j * layer.angle.numpy()
+
+    start = [layer.start.numpy() @ np.array([1, 1j]) for layer in (first, second)]
+    x, held = list(start), None
+    for i, gap in enumerate(gaps):
+        jump = encoder.types.weight[batch.types[0, i]]
+        x[0] = np.exp(rates(first) * gap) * x[0] + modes(first.jump, jump)
+        if held is not None:
+
+            def speed(t: float, state: np.ndarray, held: Tensor = held) -> np.ndarray:
+                factor = torch.nn.functional.softplus(second.step(held)).numpy()
+                return factor * rates(second) * (state + modes(second.enter, held))
+
+            x[1] = solve_ivp(speed, (0.0, gap), x[1], rtol=1e-10, atol=1e-12).y[:, -1]
+        x[1] = x[1] + modes(second.jump, jump)
+        u = finish(first, x[0], None)
+        held = second.norm(u)
+        np.testing.assert_allclose(prepared.states[0][0, i], x[0], rtol=1e-8, atol=1e-9)
+        np.testing.assert_allclose(prepared.states[1][0, i], x[1], rtol=1e-7, atol=1e-8)
+        for g, wait in enumerate(later):
+            input_now = finish(first, np.exp(rates(first) * wait) * x[0], None)
+            factor = np.exp(
+                torch.nn.functional.softplus(second.step(held)).numpy() * rates(second) * wait
+            )
+            moved = factor * x[1] + (factor - 1.0) * modes(second.enter, held)
+            expected = encoder.norm(finish(second, moved, input_now))
+            torch.testing.assert_close(now[0, i, g], expected, rtol=1e-7, atol=1e-8)
+
+
+PICKS = ("rmtpp", "neural_hawkes", "transformer_hawkes", "attnhp", "s2p2", "ode_rnn")
+
+
+@pytest.mark.parametrize("name", PICKS)
+@torch.no_grad()
+def test_events_that_are_picked_have_the_same_states(name: str) -> None:
+    encoder, batch = known(name).encoder, EVENTS[:2].batch()
+    gaps, events = some_gaps(batch), torch.tensor([[0, 8, 3], [5, 5, 1]])
+    prepared = encoder.prepare(batch)
+    whole = encoder.states(prepared, gaps)
+    series = torch.arange(2)[:, None]
+    found = encoder.states(encoder.pick(prepared, events), gaps[series, events])
+    for got, expected in zip(found, whole, strict=True):
+        torch.testing.assert_close(got, expected[series, events], rtol=1e-12, atol=1e-12)
+
+
 def test_options_that_an_encoder_does_not_have_are_refused() -> None:
     with pytest.raises(ValueError, match="'steps'; did you mean 'num_steps'"):
         make_event_model(
@@ -360,13 +466,16 @@ def test_options_that_an_encoder_does_not_have_are_refused() -> None:
     assert set(backbone_names("events")) == {"osciformer", *BASELINE_MODELS}
 
 
+# Each type excites itself strongly.
+SELF_EXCITING = HawkesProcess(base=[0.2, 0.2], branching=[[0.7, 0.0], [0.0, 0.7]], decay=4.0)
+
+
 @cache
-def simulated() -> tuple[EventSequences, EventSequences]:
-    """Return events to learn from and others, in which each type excites itself strongly."""
-    process = HawkesProcess(base=[0.2, 0.2], branching=[[0.7, 0.0], [0.0, 0.7]], decay=4.0)
-    generator = torch.Generator().manual_seed(0)
-    events = simulate_hawkes(process, num_sequences=140, horizon=20.0, generator=generator)
-    return events[:100], events[100:]
+def simulated(count: int = 100) -> tuple[EventSequences, EventSequences]:
+    """Return sequences of that process to learn from, and 40 others."""
+    settings = {"horizon": 20.0, "generator": torch.Generator().manual_seed(0)}
+    events = simulate_hawkes(SELF_EXCITING, num_sequences=count + 40, **settings)
+    return events[:count], events[count:]
 
 
 @each
@@ -388,3 +497,27 @@ def test_a_few_steps_of_training_beat_poisson(name: str) -> None:
         learned = -float(likelihood_terms(model, held_out.batch(), max_halvings=0).loss)
     constant = -float(likelihood_terms(poisson, held_out.batch()).loss)
     assert learned > constant + 0.1
+
+
+@pytest.mark.parametrize(("name", "share"), [("s2p2", 0.9), ("attnhp", 0.6)])
+def test_longer_training_comes_near_the_process_itself(name: str, share: float) -> None:
+    process, (train, held_out) = SELF_EXCITING, simulated(300)
+    torch.manual_seed(0)
+    settings = {**BASELINE_MODELS[name], "dim": 16, "dropout": 0.0}
+    model = make_event_model(EventModelConfig(num_types=2, **settings)).fit_times(train)
+    optimizer = torch.optim.Adam(model.parameters())
+    num_epochs, num_batches = 10, 12
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.02, num_epochs * num_batches)
+    for epoch in range(num_epochs):
+        for batch in train.batches(25, shuffle=True, seed=epoch):
+            optimizer.zero_grad()
+            model(batch).loss.backward()
+            optimizer.step()
+            schedule.step()
+    batch = held_out.batch()
+    with torch.no_grad():
+        learned, right, constant = (
+            -float(likelihood_terms(item, batch, max_halvings=0).loss)
+            for item in (model.eval(), process, PoissonProcess.fit(train))
+        )
+    assert constant + share * (right - constant) < learned < right + 0.02

@@ -14,7 +14,7 @@ a `RecurrentBackbone`:
 Further series models: `neural_cde`, `log_ncde`, `mtan`, `rough_transformer`, and the state spaces
 `lru`, `s5`, `linoss`, `mamba`.
 
-Events: `rmtpp, neural_hawkes, transformer_hawkes, ode_rnn, mtan, contiformer`.
+Events: `rmtpp, neural_hawkes, transformer_hawkes, attnhp, s2p2, ode_rnn, mtan, contiformer`.
 
 `BASELINE_MODELS` has the settings with which an event encoder is the published model:
 
@@ -26,6 +26,8 @@ Events: `rmtpp, neural_hawkes, transformer_hawkes, ode_rnn, mtan, contiformer`.
 
 from typing import Any
 
+from osciformer.baselines.attentive_hawkes import AttentiveHawkesEncoder as AttentiveHawkesEncoder
+from osciformer.baselines.attentive_hawkes import HawkesAttention as HawkesAttention
 from osciformer.baselines.contiformer import ContiFormerAttention as ContiFormerAttention
 from osciformer.baselines.contiformer import ContiFormerBackbone as ContiFormerBackbone
 from osciformer.baselines.contiformer import ContiFormerEventEncoder as ContiFormerEventEncoder
@@ -71,6 +73,8 @@ from osciformer.baselines.state_space import Mamba as Mamba
 from osciformer.baselines.state_space import OscillatoryStateSpace as OscillatoryStateSpace
 from osciformer.baselines.state_space import S5Layer as S5Layer
 from osciformer.baselines.state_space import SelectiveStateSpace as SelectiveStateSpace
+from osciformer.baselines.state_space_events import LatentLinearHawkes as LatentLinearHawkes
+from osciformer.baselines.state_space_events import StateSpaceEventEncoder as StateSpaceEventEncoder
 from osciformer.baselines.transformer import DotProductAttention as DotProductAttention
 from osciformer.baselines.transformer import TimeTransformer as TimeTransformer
 from osciformer.baselines.transformer import TransformerHawkesEncoder as TransformerHawkesEncoder
@@ -85,6 +89,8 @@ BASELINE_MODELS: dict[str, dict[str, Any]] = {
     "rmtpp": _settings("rmtpp", "exponential"),
     "neural_hawkes": _settings("neural_hawkes", "softplus"),
     "transformer_hawkes": _settings("transformer_hawkes", "decay", num_layers=2, num_heads=4),
+    "attnhp": _settings("attnhp", "softplus", num_layers=2, num_heads=4),
+    "s2p2": _settings("s2p2", "softplus", num_layers=2),
     "ode_rnn": _settings("ode_rnn", "softplus"),
     "mtan": _settings("mtan", "softplus", num_heads=4),
     # Its width is half that of the others: each pair of an event and a read has a state of its own.

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from osciformer._types import Float, Tensor, Times, Tokens
+from osciformer._types import Float, Int, Tensor, Times, Tokens
 from osciformer.baselines.gated_cells import DecayingCells
 from osciformer.baselines.ode_cells import GapFlow
 from osciformer.events.neural.encoder import (
@@ -19,6 +19,7 @@ from osciformer.events.neural.encoder import (
     TypeEncoder,
     elapsed_of,
     gaps_of,
+    take_events,
 )
 from osciformer.events.sequences import EventBatch
 from osciformer.math.banks import frequency_bank, frequency_range
@@ -86,6 +87,10 @@ class ContinuousTimeLSTMEncoder(TypeEncoder):
         cells = DecayingCells(*(item[:, :, None] for item in prepared))
         now = cells.at(self.scale(gaps).to(after.dtype)[..., None])
         return EventStates(after, cells.output * torch.tanh(now))
+
+    def pick(self, prepared: Any, events: Int[Tensor, "B S"]) -> DecayingCells:
+        """Return the cells after some events, see `EventEncoder`."""
+        return DecayingCells(*(take_events(item, events) for item in prepared))
 
 
 @register_backbone("ode_rnn", kind="events", settings=("dropout",))

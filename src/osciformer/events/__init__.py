@@ -11,6 +11,18 @@ from osciformer.events.classical import (
     fit_hawkes,
     simulate_hawkes,
 )
+from osciformer.events.horizons import (
+    EventsAhead,
+    HorizonForecast,
+    HorizonScores,
+    average_precision,
+    draw_next,
+    forecast_from_draws,
+    score_horizon,
+    split_last,
+    temporal_average_precision,
+    transport_distance,
+)
 from osciformer.events.likelihood import (
     Integral,
     LikelihoodTerms,
@@ -58,6 +70,9 @@ __all__ += ["Integral", "LikelihoodTerms", "LogLikelihood"]
 __all__ += ["integrate_intensity", "likelihood_terms", "log_likelihood", "summarise"]
 __all__ += ["Futures", "InvalidBoundError", "NextEvent"]
 __all__ += ["predict_last", "predict_next", "sample", "type_probabilities_at"]
+__all__ += ["EventsAhead", "HorizonForecast", "HorizonScores", "average_precision", "draw_next"]
+__all__ += ["forecast_from_draws", "score_horizon", "split_last"]
+__all__ += ["temporal_average_precision", "transport_distance"]
 __all__ += ["Calibration", "EventScores", "SequenceScores"]
 __all__ += ["calibrate", "rescaled_gaps", "score", "score_sequences"]
 __all__ += ["plot_calibration", "plot_intensity"]

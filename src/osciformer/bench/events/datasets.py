@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any, Literal, NamedTuple
 
@@ -15,6 +15,9 @@ from osciformer.events import EventSequences, HawkesProcess, events_from_frame, 
 
 REPEATS = {"fold": (1, 2, 3, 4, 5), "seed": (0, 1, 2, 3, 4)}
 _SPLIT_SEED = 0  # decides which training sequences become dev, and the folds of infants
+# In the test part of Taobao no gap is longer than this, and an eighth of the gaps are uniform up to
+# the second number and not on the grid of 1 s: what was longer has been drawn anew there.
+_TAOBAO_LONGEST, _TAOBAO_DRAWN = 1.0, 0.1
 # Simulated sequences are cut after a number of events, not at a time: one that ends with the last
 # event before some time has lost its long last gap, and then the true process is not the best one.
 NUM_EVENTS = 50
@@ -63,10 +66,28 @@ def from_first(sequences: EventSequences) -> EventSequences:
 
 def clip_gaps(sequences: EventSequences, largest: float) -> EventSequences:
     """Return the sequences from time 0 on, with longer gaps shortened to the largest."""
+    return _with_gaps(sequences, lambda gaps: np.minimum(gaps, largest))
+
+
+def redraw_gaps(
+    sequences: EventSequences, longest: float, *, below: float, seed: int
+) -> EventSequences:
+    """Return the sequences from time 0 on, with gaps from `longest` on uniform up to `below`."""
+    random = np.random.default_rng(seed)
+    return _with_gaps(
+        sequences,
+        lambda gaps: np.where(gaps < longest, gaps, random.uniform(0.0, below, len(gaps))),
+    )
+
+
+def _with_gaps(
+    sequences: EventSequences, change: Callable[[np.ndarray], np.ndarray]
+) -> EventSequences:
+    """Return the sequences from time 0 on, with other gaps, added up anew."""
     gaps = np.diff(sequences.times, prepend=sequences.times[:1])
     begins = sequences.offsets[:-1][sequences.lengths > 0]
     gaps[begins] = 0.0
-    total = np.cumsum(np.minimum(gaps, largest))
+    total = np.cumsum(change(gaps))
     base = np.repeat(total[begins], sequences.lengths[sequences.lengths > 0])
     return sequences.replace(times=total - base, starts=None, ends=None)
 
@@ -103,11 +124,31 @@ def read_neonate(task: EventTask, fold: int) -> Parts:
     agreed = table[table["expert"] == "ABC"]  # by all three experts
     events = events_from_frame(agreed, id="seq_id", num_types=1)
     # Infants with one seizure or none have nothing to predict.
-    events = from_first(events[events.lengths > 1]).rescale(1 / 60, "min")
+    return in_folds(from_first(events[events.lengths > 1]).rescale(1 / 60, "min"), fold)
+
+
+def in_folds(events: EventSequences, fold: int) -> Parts:
+    """Return a fifth of the sequences to test, the next one as dev, the others to train."""
     count = len(REPEATS["fold"])
     folds = np.random.default_rng(_SPLIT_SEED).permutation(np.arange(len(events)) % count) + 1
     is_test, is_dev = folds == fold, folds == fold % count + 1
     return Parts(events[~is_test & ~is_dev], events[is_dev], events[is_test])
+
+
+def read_taobao(task: EventTask, repeat: int, *, is_in_folds: bool) -> Parts:
+    """Return Taobao with training events like those of the test part.
+
+    In folds, it is the test part alone; else the long gaps of train and dev are drawn anew.
+    """
+    published = replace(task, name="taobao", repeat="seed")
+    parts = _published(published, repeat, unit="10,000 s")
+    if is_in_folds:
+        return in_folds(parts.test, repeat)
+    train, dev = (
+        redraw_gaps(part, _TAOBAO_LONGEST, below=_TAOBAO_DRAWN, seed=number)
+        for number, part in enumerate(parts[:2])
+    )
+    return Parts(train, dev, parts.test)
 
 
 def true_process() -> HawkesProcess:
@@ -133,6 +174,7 @@ _CUT = partial(_published, max_events=100, has_dev=False)
 _BOOKORDER = partial(_CUT, unit="0.001 min", scale=1e3, clip=70.0)
 _STACKOVERFLOW = partial(_CUT, unit="1e6 s", scale=1e-6, fold=1)
 _NHP = partial(_published, unit="unit of the file")
+_ALIKE, _FOLDS = (partial(read_taobao, is_in_folds=flag) for flag in (False, True))
 
 
 def _simulation(task: EventTask, seed: int) -> Parts:
@@ -146,6 +188,8 @@ _ROWS = (
     EventTask("neonate", "Neonate", 1, "fold", read_neonate, 0.05),
     EventTask("taxi", "Taxi", 10, "seed", partial(_published, unit="h"), 3 / 3600),
     EventTask("taobao", "Taobao", 17, "seed", partial(_published, unit="10,000 s"), 3e-4),
+    EventTask("taobao_alike", "Taobao (parts alike)", 17, "seed", _ALIKE, 3e-4, False),
+    EventTask("taobao_folds", "Taobao (test part in folds)", 17, "fold", _FOLDS, 3e-4, False),
     EventTask("hawkes", "Hawkes, simulated", 3, "seed", _simulation, 0.01, truth=true_process),
     EventTask("hawkes_nhp", "Hawkes (NHP)", 5, "seed", _NHP, 0.01, False),
     EventTask("conttime_nhp", "Neural Hawkes (NHP)", 5, "seed", _NHP, 0.01, False),

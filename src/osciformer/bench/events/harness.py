@@ -29,7 +29,7 @@ import torch
 
 from osciformer._files import write_json, write_text
 from osciformer.bench import report as common
-from osciformer.bench.events import models
+from osciformer.bench.events import horizon, models
 from osciformer.bench.events.datasets import REPEATS, TASKS, describe_parts
 from osciformer.bench.events.models import MODELS, TrainingSettings, find_model
 from osciformer.bench.events.report import document, markdown
@@ -50,8 +50,10 @@ _EVENTS_AT_ONCE = 1024  # to score; some encoders have a state for each pair of 
 _COST = {
     **{"osciformer": 4.0, "rmtpp": 1.0, "neural_hawkes": 10.0, "transformer_hawkes": 1.5},
     **{"ode_rnn": 12.0, "mtan": 3.0, "contiformer": 12.0, "hawkes": 0.5},
+    **{"attnhp": 4.0, "s2p2": 3.0},
 }
-_SIZE = {"stackoverflow": 45 * 184, "taobao": 96 * 75, "hawkes": 63 * 108, "taxi": 91 * 52}
+_SIZE = {"stackoverflow": 45 * 184, "hawkes": 63 * 108, "taxi": 91 * 52}
+_SIZE |= {"taobao": 96 * 75, "taobao_alike": 96 * 75, "taobao_folds": 67 * 17}
 
 
 class Cell(NamedTuple):
@@ -82,13 +84,16 @@ class Cell(NamedTuple):
 
 
 def make_cells(
-    datasets: Sequence[str], names: Sequence[str], repeats: Mapping[str, Sequence[int]]
+    datasets: Sequence[str],
+    names: Sequence[str],
+    repeats: Mapping[str, Sequence[int]],
+    with_horizon: bool = False,
 ) -> list[Cell]:
     """Return the cells of a table: those that choose learning rates first, then the costliest."""
     cells = []
     for dataset, name in itertools.product(datasets, names):
         task, model = TASKS[dataset], find_model(name)
-        is_known = model.kind != "truth" or task.truth is not None
+        is_known = {"truth": task.truth is not None, "rule": with_horizon}.get(model.kind, True)
         if is_known and not (model.is_about_types and task.num_types == 1):
             numbers = [number for number in repeats[task.repeat] if number in task.repeats]
             is_constant = task.repeat == "seed" and not model.is_random
@@ -106,6 +111,8 @@ def run_cell(job: Job, settings: Mapping[str, Any]) -> Row:
         assert model.network is not None
         found = models.seconds_per_epoch(model.network, parts.train, training)
         return {**found, "device": training.device}
+    if model.fit is None:
+        return {"data": describe_parts(parts), **horizon.score_rule(cell.model, parts)}
     tried = training
     if cell.needs_pilot and cell.repeat != settings["pilot"]:
         pilot = cell._replace(repeat=settings["pilot"]).path(Path(settings["folder"]))
@@ -129,6 +136,8 @@ def run_cell(job: Job, settings: Mapping[str, Any]) -> Row:
         likelihood = log_likelihood(fitted.process, parts.test, **tolerances)
     if not math.isfinite(likelihood.micro):
         raise FloatingPointError(f"the test log-likelihood is {likelihood.micro}")
+    score_seconds = round(time.perf_counter() - began, 2)
+    ahead = horizon.score_process(fitted.process, parts) if settings.get("with_horizon") else {}
     decisive = {k: v for k, v in asdict(training).items() if k not in ("device", "checkpoints")}
     return {
         **{f"ll_{name}": getattr(likelihood, name) for name in ("micro", "macro", "error")},
@@ -138,10 +147,11 @@ def run_cell(job: Job, settings: Mapping[str, Any]) -> Row:
         "parameters": fitted.parameters,
         "chosen": dict(fitted.chosen),
         **fitted.training,
-        "score_seconds": round(time.perf_counter() - began, 2),
+        "score_seconds": score_seconds,
         "device": str(fitted.process.device),
         "data": describe_parts(parts),
         "training": decisive if model.kind == "neural" else None,
+        **ahead,
     }
 
 
@@ -183,7 +193,8 @@ def main(argv: Sequence[str]) -> int:
     rows, speeds = read_cells(options.output), read_cells(options.output / "speed", "*.json")
     if options.json is not None:
         write_json(options.json, document(rows, speeds, command), indent=1)
-    page = markdown(rows, speeds, command)
+    notes = "" if options.notes is None else options.notes.read_text(encoding="utf-8")
+    page = markdown(rows, speeds, command, notes)
     if options.table is None:
         print(page, flush=True)
     else:
@@ -199,12 +210,13 @@ def run(options: argparse.Namespace, command: str) -> int:
         cells = [Cell(d, m, TASKS[d].repeats[0], True) for d in options.datasets for m in names]
     else:
         repeats = {"fold": options.folds, "seed": options.seeds}
-        cells = make_cells(options.datasets, options.models, repeats)
+        cells = make_cells(options.datasets, options.models, repeats, options.horizon)
     options.checkpoints = str(folder / "running") if options.checkpoints else None
     known = asdict(TrainingSettings())
     training = known | {k: v for k, v in vars(options).items() if k in known}
     settings = {"training": training, "folder": str(folder), "pilot": options.seeds[0]}
     settings["with_predictions"] = not options.likelihood_only
+    settings["with_horizon"] = options.horizon
     origin = common.describe_run(command, torch.device(options.device), packages=_PACKAGES)
     origin["commit"] = options.commit
 
@@ -252,6 +264,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("-o", "--output", type=Path, required=True, help="folder of the cells")
     add("--json", type=Path, help="write every cell and a summary to this file")
     add("--table", type=Path, help="Markdown file; without it, standard output")
+    add("--notes", type=Path, help="Markdown file that the page has after its overviews")
     standard, names = [n for n, task in TASKS.items() if task.is_default], names_among(TASKS)
     add("--datasets", type=names, default=standard, help=f"of {','.join(TASKS)}")
     known = f"of {','.join(MODELS)}, or ENCODER+HEAD"
@@ -273,6 +286,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--num-layers", type=positive, help="blocks of all neural models, likewise")
     add("--checkpoints", action="store_true", help="let killed trainings continue later")
     add("--likelihood-only", action="store_true", help="no predictions, which may cost much more")
+    add("--horizon", action="store_true", help="also score the last ten events, drawn at once")
     add("--speed", action="store_true", help="time epochs, one model at a time, and train nothing")
     add("--report-only", action="store_true", help="run nothing")
     add("--commit", help="of the code, to record")

@@ -104,8 +104,8 @@ class BenchModel:
 
     name: str
     title: str
-    kind: Literal["truth", "trivial", "classical", "neural"]
-    fit: Callable[[FitRequest], Fitted]
+    kind: Literal["truth", "rule", "trivial", "classical", "neural"]
+    fit: Callable[[FitRequest], Fitted] | None  # None of a rule of `horizon`, which only forecasts
     is_about_types: bool = False  # differs from another row only if there are several types
     network: Network | None = None
 
@@ -283,6 +283,8 @@ _MARKOV = partial(fit_renewal, marks="markov", num_bins=NUM_BINS)
 _REPEAT = partial(fit_renewal, marks="repeat", num_bins=NUM_BINS)
 _ROWS = (
     BenchModel("truth", "the process itself", "truth", fit_truth),
+    BenchModel("constant", "most frequent type", "rule", None),
+    BenchModel("repeat", "the last ten again", "rule", None),
     BenchModel("poisson", "Poisson", "trivial", fit_poisson),
     BenchModel("poisson_markov", "Poisson x Markov", "trivial", _POISSON_MARKOV, True),
     BenchModel("renewal_markov", "renewal x Markov", "trivial", _MARKOV),
@@ -297,6 +299,8 @@ _ROWS = (
     _neural("rmtpp_mixture", "RMTPP's encoder, mixture", "rmtpp", "mixture"),
     _neural("neural_hawkes", "Neural Hawkes", "neural_hawkes", "softplus"),
     _neural("transformer_hawkes", "Transformer Hawkes", "transformer_hawkes", "decay"),
+    _neural("attnhp", "AttNHP", "attnhp", "softplus"),
+    _neural("s2p2", "S2P2", "s2p2", "softplus"),
     _neural("ode_rnn", "ODE-RNN", "ode_rnn", "softplus"),
     _neural("mtan", "mTAN", "mtan", "softplus"),
     _neural("contiformer", "ContiFormer", "contiformer", "softplus"),

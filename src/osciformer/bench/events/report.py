@@ -22,7 +22,10 @@ SCORES = {
     "accuracy_at_time": (True, "at its time"),
     "time_rmse": (False, "RMSE"),
     "time_mae": (False, "MAE"),
+    "horizon_t_map": (True, "T-mAP"),
+    "horizon_transport": (False, "OTD"),
 }
+_HORIZON = ("horizon_t_map", "horizon_transport")
 _NUMBERS = (*SCORES, "ll_error", "dev_ll", "epochs", "parameters", "hit_time_limit")
 # Further columns of a table.
 _COLUMNS = {"dev_ll": "{:.3f}", "seconds": "{:.2g}", "epochs": "{:,.0f}", "parameters": "{:,.0f}"}
@@ -30,7 +33,7 @@ REFERENCE = "osciformer"
 #: A row made of others: at each repeat, the head of OsciFormer with the best dev likelihood.
 CHOSEN_HEAD = "osciformer_chosen"
 _HEADS = ("osciformer", "osciformer_softplus", "osciformer_decay")
-_FITTED = ("trivial", "classical", "neural")
+_FITTED = ("rule", "trivial", "classical", "neural")
 # 97.5 % quantiles of Student's t by degrees of freedom, for the few repeats there are.
 _STUDENT = (math.nan, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 # What the scores mean; then, by data set, its source, unit, what was cut, and the grid of times.
@@ -87,6 +90,8 @@ def spreads(cells: Any, key: str) -> Any:
 
 def differences(cells: Any, reference: str = REFERENCE) -> dict[str, Difference]:
     """Return how much better the LL of a reference is than that of each other model, paired."""
+    # Rules have none.
+    cells = cells[cells["ll_micro"].notna()]
     wide = cells.pivot(index="repeat", columns="model", values="ll_micro")
     found = {}
     for name in wide.columns.drop(reference) if reference in wide else ():
@@ -100,7 +105,8 @@ def differences(cells: Any, reference: str = REFERENCE) -> dict[str, Difference]
 
 def best_of(cells: Any, key: str, kinds: Sequence[str]) -> str | None:
     """Return the model with the best mean of a score among some kinds, or None."""
-    found, most = spreads(cells, key), cells.groupby("model").size().max()
+    found = spreads(cells, key)
+    most = found["count"].max()
     # Models of which fewer runs have the score are left out, unless their runs would be alike.
     is_in = [
         count > 0 and _row(name).kind in kinds and (count == most or _is_constant(name, cells))
@@ -121,6 +127,10 @@ def _is_constant(name: str, cells: Any) -> bool:
     return TASKS[cells["dataset"].iloc[0]].repeat == "seed" and not _row(name).is_random
 
 
+def _has(cells: Any, key: str) -> bool:
+    return bool(cells[key].notna().any())
+
+
 def _has_types(cells: Any) -> bool:
     return bool(cells["data"].iloc[0]["types"] > 1)
 
@@ -131,8 +141,8 @@ def _in_order(names: Iterable[str]) -> list[str]:
     return sorted(names, key=lambda name: order.index(name) if name in order else len(order))
 
 
-def markdown(rows: Sequence[Row], speeds: Sequence[Row], command: str) -> str:
-    """Return the page: protocol, an overview, a table for each data set, and what failed."""
+def markdown(rows: Sequence[Row], speeds: Sequence[Row], command: str, notes: str = "") -> str:
+    """Return the page: protocol, overviews, notes, a table for each data set, and what failed."""
     cells = good_cells(rows)
     by_dataset = dict(iter(cells.groupby("dataset")))
     by_dataset = {name: by_dataset[name] for name in TASKS if name in by_dataset}
@@ -141,6 +151,11 @@ def markdown(rows: Sequence[Row], speeds: Sequence[Row], command: str) -> str:
         lines += ["## Overview: LL in nats per event", "", *_overview(by_dataset, "ll_micro")]
         lines += ["", *_verdicts(by_dataset)]
         lines += ["", "## Overview: accuracy", "", *_overview(by_dataset, "accuracy")]
+        ahead = {name: found for name, found in by_dataset.items() if _has(found, _HORIZON[0])}
+        for key in _HORIZON if ahead else ():
+            title = f"## Overview: the last ten events, {SCORES[key][1]}"
+            lines += ["", title, "", *_overview(ahead, key)]
+    lines += ["", notes.strip()] if notes.strip() else []
     for dataset, found in by_dataset.items():
         lines += ["", f"## {TASKS[dataset].title}", "", _notes(found), ""]
         timed = [speed for speed in speeds if speed["dataset"] == dataset]
@@ -154,7 +169,8 @@ def _overview(by_dataset: dict[str, Any], key: str) -> list[str]:
         _scores(cells, key, dict.fromkeys(cells["model"], cells.groupby("model").size().max()))
         for cells in by_dataset.values()
     ]
-    names = _in_order(dict.fromkeys(name for column in columns for name in column))
+    found = ((name, text) for column in columns for name, text in column.items())
+    names = _in_order(dict.fromkeys(name for name, text in found if text != "-"))
     body = [[_row(name).title, *(column.get(name, "-") for column in columns)] for name in names]
     return markdown_table(["model", *(TASKS[dataset].title for dataset in by_dataset)], body)
 
@@ -209,7 +225,8 @@ def _notes(cells: Any) -> str:
 
 
 def _table(cells: Any, seconds: dict[str, float]) -> list[str]:
-    keys = [key for key in SCORES if _has_types(cells) or not key.startswith("accuracy")]
+    keys = [key for key in SCORES if key not in _HORIZON or _has(cells, key)]
+    keys = [key for key in keys if _has_types(cells) or not key.startswith("accuracy")]
     grouped, deltas = cells.groupby("model"), differences(cells)
     runs, means = grouped.size(), grouped[list(_NUMBERS)].mean()
     stopped = grouped["hit_time_limit"].sum()

@@ -48,11 +48,19 @@ class EventEncoder(nn.Module, ABC):
         return EventStates(prepared, still)
 
     def pick(self, prepared: Any, events: Int[Tensor, "B S"]) -> Any | None:
-        """Return what `prepare` returned, of events at some positions; None if not offered."""
-        return None
+        """Return what `prepare` returned, of events at some positions; None if not offered.
+
+        By default offered where that is a tensor of rows at events.
+        """
+        return take_events(prepared, events) if isinstance(prepared, Tensor) else None
 
     def fit_times(self, batch: EventBatch) -> None:
         """Set what depends on the time scales of the training events; by default nothing."""
+
+
+def take_events(rows: Tensor, events: Int[Tensor, "B S"]) -> Tensor:
+    """Return rows `[B, N, ...]` at some events `[B, S, ...]`."""
+    return rows[torch.arange(len(events), device=events.device)[:, None], events]
 
 
 class GapScale(ExactBuffers):
