@@ -10,7 +10,8 @@ those of set-a and set-b. All that is chosen (epoch, number of trees, weight of 
 chosen by the validation part. `network` and `resonators` are the two parts of the default
 classifier, fitted each by a job of its own; `osciformer`, which joins them as the classifier does,
 is computed from their outputs. A run that ends before all jobs are done is continued by the same
-command. The data are found through the environment variable OSCIFORMER_DATA.
+command; with --checkpoints, trainings that were stopped go on as well. The data are found through
+the environment variable OSCIFORMER_DATA.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from physionet2012 import COMPARED, compare
-from shared import TINY, make_parser, run_benchmark
+from shared import TINY, estimator_settings, make_parser, run_benchmark, training_entries
 from summary_boosting import CANDIDATES, FEWEST_KNOWN, boosting, summaries
 
 from osciformer.bench.documents import Document, spread
@@ -40,21 +41,13 @@ from osciformer.estimators.joining import class_log_likelihood, mix, weigh_netwo
 #: What the splits of the paper keep for training and for validation; the rest is tested.
 TRAIN_PART, VALIDATION_PART = 0.8, 0.1
 NUM_SPLITS = 5
-#: Keywords of the networks: those of `physionet2012.py`, with the learning rate chosen there.
+# Twice the width of ours, and the learning rate that `physionet2012.py` chose.
+_RIVAL: Mapping[str, Any] = {"dim": 64, "num_heads": 2, "learning_rate": 2e-3}
+#: Settings of the networks, by the name of the backbone but for ours.
 NETWORKS: Mapping[str, Mapping[str, Any]] = {
     "network": {},
-    "gru_d": {
-        "dim": 64,
-        "num_heads": 2,
-        "learning_rate": 2e-3,
-        "model_options": {"backbone": "gru_d"},
-    },
-    "transformer": {
-        "dim": 64,
-        "num_heads": 2,
-        "learning_rate": 2e-3,
-        "model_options": {"backbone": "transformer"},
-    },
+    "gru_d": _RIVAL,
+    "transformer": _RIVAL,
 }
 #: Methods, cheap ones first.
 METHODS = ("resonators", "boosting", *NETWORKS)
@@ -109,9 +102,10 @@ def split_stays(stays: IrregularSeries, seed: int, most: int | None = None) -> P
     return Parts(*(stays[part] for part in np.split(order, cuts)))
 
 
-def answer(method: str, parts: Parts, seed: int, settings: Mapping[str, Any]) -> Row:
+def answer(job: Job, parts: Parts, settings: dict[str, Any]) -> Row:
     """Return the logits of class 1 of the validation and the test stays, and facts of the fit."""
     train, validation, test = parts
+    method, seed = job["method"], job["seed"]
     if method == "boosting":
         return _answer_by_boosting(parts, seed, _TOY_TREES if settings["stays"] else _MOST_TREES)
     if method == "resonators":
@@ -119,13 +113,11 @@ def answer(method: str, parts: Parts, seed: int, settings: Mapping[str, Any]) ->
         model: Any = ResonatorClassifier(random_state=draw_seed(seed)).fit(train)
         found: Row = {}
     else:
-        chosen = {**NETWORKS[method], **settings["estimator"]}
-        accelerator = "gpu" if settings["device"] == "cuda" else "cpu"
-        model = OsciFormerClassifier(
-            **chosen, resonators=False, random_state=seed, accelerator=accelerator
-        )
+        backbone = "osciformer" if method == "network" else method
+        chosen = {**NETWORKS[method], **estimator_settings(backbone, job, settings)}
+        model = OsciFormerClassifier(**chosen, resonators=False)
         model.fit(train, validation_data=validation)
-        found = {"epochs": model.n_iter_, "best_epoch": model.best_epoch_}
+        found = training_entries(model, job, settings)
     logits = {
         name: _plain(np.diff(model.predict_log_proba(series), axis=1)[:, 0])
         for name, series in (("validation_logits", validation), ("logits", test))
@@ -166,11 +158,10 @@ def work(job: Job, settings: dict[str, Any]) -> Row:
     """Fit one method to one split, and score it."""
     parts = split_stays(load_stays(), job["seed"], settings["stays"])
     started, cpu = time.perf_counter(), time.process_time()
-    found = answer(job["method"], parts, job["seed"], settings)
+    found = answer(job, parts, settings)
     found |= {
         "seconds": round(time.perf_counter() - started, 1),
         "cpu_seconds": round(time.process_time() - cpu, 1),
-        "device": settings["device"] if job["method"] in NETWORKS else "cpu",
         "sizes": [len(part) for part in parts],
         "deaths": int(np.sum(parts.test.labels)),
         "ids": np.asarray(parts.test.ids).tolist(),
