@@ -283,7 +283,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--methods", type=names_among(METHODS), default=list(METHODS))
     options = parser.parse_args(arguments)
     seeds = range(1 if options.quick else min(options.seeds, NUM_SPLITS))
-    jobs: list[Job] = [{"method": m, "seed": seed} for seed in seeds for m in options.methods]
+    jobs: list[Job] = [{"method": m, "seed": seed} for m in options.methods for seed in seeds]
     settings: dict[str, Any] = {"estimator": {}, "stays": None}
     if options.quick:
         settings = {"estimator": TINY, "stays": _TOY_STAYS}
