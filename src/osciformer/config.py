@@ -118,7 +118,7 @@ _SIMPLE: Mapping[Any, Kind] = {int: "whole", float: "number", bool: "switch", st
 #: `train_options` (panels Training and Processes).
 KEYWORDS = frozenset(
     {"dim", "num_layers", "num_heads", "dropout", "head", "blend_with", "quantiles", "horizon"}
-    | {"families", "resonators"}
+    | {"families", "resonators", "ensemble_size"}
     | {"covariates", "known_covariates", "hidden_fraction", "class_weight", "criterion"}
     | {"learning_rate", "max_epochs", "batch_size", "validation_fraction", "random_state"}
     | {"accelerator"}
@@ -534,6 +534,8 @@ class EstimatorConfig(Config):
         clip: Bound on the absolute scaled inputs, against outliers; none for no bound.
         resonators: Also fit a model on features of driven oscillators, in seconds, and predict with
             a mixture of it and the network, by weights that the validation series decide.
+        ensemble_size: Networks that are trained, each from another seed; predictions have the mean
+            of their outputs.
         blend_with: Classical processes to blend the network with: of `renewal`, `repeat`, `hawkes`;
             `auto` or none.
         covariates: Features that are inputs and not predicted.
@@ -550,6 +552,10 @@ class EstimatorConfig(Config):
     clip: float | None = setting(6.0, within=POSITIVE, tasks=VALUE_TASKS)
     # Free: the network that a continued run trains is the same with them and without.
     resonators: bool = setting(True, tasks=SERIES_TASKS, is_free=True)
+    # Free, too: the first network is the same, whatever comes after it.
+    ensemble_size: int = setting(
+        1, within=POSITIVE_COUNT, panel=TRAINING, tasks=SERIES_TASKS, is_free=True
+    )
     blend_with: tuple[str, ...] | None = setting(None, tasks=EVENT_TASKS)
     covariates: tuple[str, ...] = setting((), tasks=QUERY_TASKS)
     known_covariates: tuple[str, ...] = setting((), tasks=("forecasting",))

@@ -91,6 +91,29 @@ def test_resonators_are_joined_unless_refused(cli: Call, runs: Path, tmp_path: P
     assert found() == (False, None)
 
 
+def test_an_ensemble_is_a_flag_and_a_run_may_grow_one(
+    cli: Call, runs: Path, tmp_path: Path
+) -> None:
+    run = shutil.copytree(runs / "classification", tmp_path / "run")
+    before = load_model(run / "model.safetensors").weights
+    outcome = cli("fit", "--resume", "--ensemble-size=3", "--progress=none", "-o", run)
+    assert outcome.code == 0, outcome.err
+    saved = load_model(run / "model.safetensors")
+    assert saved.content["params"]["ensemble_size"] == 3
+    assert len(saved.content["more_histories"]) == 2
+    own = [name for name in before if not name.startswith("resonator/")]
+    for name in own:
+        assert torch.equal(saved.weights[name], before[name])
+        assert saved.weights["network-2/" + name].shape == before[name].shape
+    assert json.loads((run / "metrics.json").read_text())["seconds"] == pytest.approx(
+        sum(
+            row["seconds"]
+            for history in (saved.content["history"], *saved.content["more_histories"])
+            for row in history
+        )
+    )
+
+
 def test_flags_win_over_the_yaml_file(cli: Call, tables: Path, tmp_path: Path) -> None:
     config = tmp_path / "run.yaml"
     config.write_text(

@@ -322,7 +322,9 @@ def _metrics(estimator: Any, *, is_finished: bool) -> dict[str, Any]:
         history, best = estimator.history_, estimator.history_[estimator.best_epoch_]
         watched = [name for name in best if name.startswith("val_")]
         metrics |= {"num_epochs": len(history), "best_epoch": estimator.best_epoch_}
-        metrics |= {"seconds": sum(r["seconds"] for r in history), "train_loss": best["train_loss"]}
+        histories = getattr(estimator, "histories_", [history])
+        metrics["seconds"] = sum(row["seconds"] for found in histories for row in found)
+        metrics["train_loss"] = best["train_loss"]
         metrics["validation"] = {name.removeprefix("val_"): best[name] for name in watched}
     if reasons := undefined(metrics["validation"]):
         metrics["undefined"] = reasons

@@ -151,9 +151,9 @@ class _Study:
         chosen, started = self.choose(), time.perf_counter()
         trial: dict[str, Any] = {"number": len(self.trials), "settings": chosen, "metric": ""}
         trial |= {"value": None, "epochs": None, "problem": ""}
-        # The network is the same with resonators and without, and it is what is searched for.
+        # What is searched for is one network, the same with others or resonators beside it.
         has_them = self.given["task"] in SETTINGS["resonators"].tasks
-        alone = {"resonators": False} if has_them else {}
+        alone = {"resonators": False, "ensemble_size": 1} if has_them else {}
         estimator = fitting.make_estimator({**self.given, **chosen, **alone}, self.job)
         watched = {} if self.job.validation is None else {"validation_data": self.job.validation}
         try:

@@ -341,18 +341,19 @@ class TrainedEstimator(SavedEstimator):
         return {"model": model, "history": self.history_, "best_epoch": self.best_epoch_}
 
     def _weights(self) -> Mapping[str, Tensor]:
-        weights: Mapping[str, Tensor] = self.model_.state_dict()
-        for name, tensor in weights.items():
-            if not bool(tensor.isfinite().all()):
-                raise ValueError(f"the model is not written: {name} holds infinity or NaN")
-        return weights
+        return finite_weights(self.model_)
 
     def _restore(self, content: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
-        settings = content["model"]
+        model = self._network_from(content["model"], weights)
+        self._remember(model, content["history"], content["best_epoch"])
+
+    @classmethod
+    def _network_from(cls, settings: Mapping[str, Any], weights: Mapping[str, Tensor]) -> nn.Module:
+        """Return a network of a file, in evaluation mode."""
         with undisturbed_random_state(), BuildLimit(weights, settings.get("num_layers") or 0):
-            model = self._model_from_dict(settings)
+            model = cls._model_from_dict(settings)
         model.load_state_dict(dict(weights))
-        self._remember(model.eval(), content["history"], content["best_epoch"])
+        return model.eval()
 
     def _start(self) -> int:
         """Refuse bad settings, and return the seed; called once, at the start of `fit`."""
@@ -414,6 +415,15 @@ class TrainedEstimator(SavedEstimator):
     def _remember(self, model: Any, history: list[dict[str, float]], best_epoch: int) -> None:
         self.model_, self.history_, self.best_epoch_ = model, history, best_epoch
         self.n_iter_ = len(history)
+
+
+def finite_weights(network: nn.Module) -> Mapping[str, Tensor]:
+    """Return the weights of a network; infinity and NaN are refused."""
+    weights: Mapping[str, Tensor] = network.state_dict()
+    for name, tensor in weights.items():
+        if not bool(tensor.isfinite().all()):
+            raise ValueError(f"the model is not written: {name} holds infinity or NaN")
+    return weights
 
 
 def draw_seed(random_state: Any) -> int:

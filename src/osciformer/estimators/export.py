@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -38,6 +39,18 @@ class ServedNetwork(nn.Module):
         batch = SimpleNamespace(times=times, values=scaled, mask=mask, static=static)
         found: Tensor = self.last(self.network(batch).double())
         return found
+
+
+class MeanNetwork(nn.Module):
+    """Several networks, whose outputs it averages."""
+
+    def __init__(self, networks: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.networks = nn.ModuleList(networks)
+
+    def forward(self, batch: SimpleNamespace) -> Float[Tensor, "B O"]:
+        """Return the mean of what the networks say of padded series."""
+        return torch.stack([network(batch) for network in self.networks]).mean(dim=0)
 
 
 class Probabilities(nn.Module):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 from torch import nn
 
 from osciformer._types import Int, Tensor
-from osciformer.config import TaskConfig
+from osciformer.config import TaskConfig, TrainConfig
 from osciformer.data.batches import Batch, collate
 from osciformer.data.inputs import (
     SeriesData,
@@ -52,6 +53,16 @@ class Held(NamedTuple):
 
     places: Int[np.ndarray, "m"]
     others: Numbered | None = None
+
+
+class Training(NamedTuple):
+    """What training a network needs, in the order of `osciformer.train.fit`."""
+
+    model: nn.Module
+    task: Task
+    train: SeriesSource | StreamSource
+    validation: SeriesSource | StreamSource | None
+    config: TrainConfig
 
 
 def _learn_scales(
@@ -139,18 +150,28 @@ class SeriesEstimator(TrainedEstimator):
         shared: dict[str, Any] = {
             "batch_size": config.batch_size,
             "draw": self._make_draw(sample),
-            "seed": seed,
             "num_workers": config.num_workers,
             "pin_memory": choose_device(config.accelerator).type == "cuda",
         }
-        model = self._build_model(seed, sample)
-        source = self._source(train, weight=None if weight is None else weight[index], **shared)
-        watched = None
-        if validation is not None:
-            watched = self._source(validation, shuffle=False, **shared)
+        judged = None if weight is None else weight[index]
+
+        def begin(number: int) -> Training:
+            own = seed + number
+            model = self._build_model(own, sample)
+            source = self._source(train, weight=judged, seed=own, **shared)
+            watched = None
+            if validation is not None:
+                watched = self._source(validation, shuffle=False, seed=own, **shared)
+            return Training(model, task, source, watched, replace(config, seed=own))
+
+        beginning = begin(0)  # refuses before the work
         with self._accompanied(whole, weight, Held(rest, others), seed):
-            self._train(model, task, source, watched, config)
+            self._train(*beginning)
+            self._train_more(begin)
         return self
+
+    def _train_more(self, begin: Callable[[int], Training]) -> None:
+        """Train further networks, if the estimator has some; `begin` prepares one by number."""
 
     @contextmanager
     def _accompanied(
@@ -242,9 +263,15 @@ class SeriesEstimator(TrainedEstimator):
             )
         return model
 
-    def _outputs_of(self, source: SeriesSource | StreamSource) -> Iterator[tuple[Batch, Tensor]]:
-        """Yield each batch with the model's output; the model is on the CPU afterwards."""
+    def _outputs_of(
+        self, source: SeriesSource | StreamSource, network: nn.Module | None = None
+    ) -> Iterator[tuple[Batch, Tensor]]:
+        """Yield each batch with the output of a network, `model_` if not given.
+
+        The network is on the CPU afterwards.
+        """
+        network = self.model_ if network is None else network
         device = choose_device(self.accelerator)
         precision = self.settings()["precision"]
-        yield from predict(self.model_, source.epoch(0), device=device, precision=precision)
-        self.model_.cpu()
+        yield from predict(network, source.epoch(0), device=device, precision=precision)
+        network.cpu()

@@ -17,8 +17,14 @@ from osciformer._processes import is_first_process
 from osciformer._types import Float, Tensor
 from osciformer.config import SERIES_BACKBONE_DEFAULTS, SeriesModelConfig, estimator_defaults
 from osciformer.data.inputs import SeriesData, chunks
-from osciformer.estimators.base import estimator
-from osciformer.estimators.export import Probabilities, ServedNetwork, Targets, write_program
+from osciformer.estimators.base import estimator, finite_weights
+from osciformer.estimators.export import (
+    MeanNetwork,
+    Probabilities,
+    ServedNetwork,
+    Targets,
+    write_program,
+)
 from osciformer.estimators.joining import (
     class_log_likelihood,
     mix,
@@ -36,16 +42,18 @@ from osciformer.estimators.resonator import (
     ResonatorEstimator,
     ResonatorRegressor,
 )
-from osciformer.estimators.series import Held, Numbered, SeriesEstimator
+from osciformer.estimators.series import Held, Numbered, SeriesEstimator, Training
 from osciformer.models import SeriesModel
 from osciformer.resonators.linear import LeftOut
-from osciformer.train.fitting import TrainingInterrupted
+from osciformer.train.fitting import TrainingInterrupted, num_processes
+from osciformer.train.fitting import fit as train_network
 from osciformer.train.tasks import Classification, Regression, Task
 
 # Fewer of the rarer class than this, and AUROC is too noisy to pick an epoch by.
 FEWEST_FOR_AUROC = 10
 _DEFAULTS = estimator_defaults("classification")
-_RESONATOR = "resonator/"  # before the names of its tensors in a file
+# Before the names of tensors in a file: those of resonators, and of networks after the first.
+_RESONATOR, _NETWORK = "resonator/", "network-{}/"
 
 
 @estimator
@@ -61,17 +69,24 @@ class SupervisedEstimator(SeriesEstimator):
 
     Args:
         resonators: Whether to fit them; False is the network alone, of the same bits.
+        ensemble_size: Number of networks, trained one after the other from seeds that follow each
+            other and validated with the same series; the network's output is then the mean of
+            theirs. The first is the same whatever the size, and it alone has a checkpoint: a
+            continued run trains the others again.
         model_options: Further settings of the model, by name, besides those of `SeriesEstimator`:
             `pool`, `skip` and `statistics`, see `SeriesModelConfig`. For the backbone `osciformer`,
             `backbone_options` start from `SERIES_BACKBONE_DEFAULTS` unless they hold a preset.
 
     Attributes:
-        model_: The network.
+        model_: The network, the first of an ensemble; so with `history_` and `best_epoch_`.
+        networks_: All networks.
+        histories_: The history of each.
         resonator_: The fitted `ResonatorClassifier` or `ResonatorRegressor`, or None.
         network_weight_: Weight of the network, from 0 to 1; the rest is that of the resonators.
     """
 
     resonators: bool = _DEFAULTS["resonators"]
+    ensemble_size: int = _DEFAULTS["ensemble_size"]
     dim: int = _DEFAULTS["dim"]
     num_heads: int = _DEFAULTS["num_heads"]
     dropout: float = _DEFAULTS["dropout"]
@@ -85,6 +100,28 @@ class SupervisedEstimator(SeriesEstimator):
     _encode: ClassVar[Callable[..., np.ndarray]]
     _task_state: ClassVar[Callable[..., dict[str, Any]]]
     _restore_task: ClassVar[Callable[..., None]]
+
+    def _start(self) -> int:
+        seed = super()._start()
+        if self.ensemble_size > 1 and num_processes(self._train_config(seed, 1)) > 1:
+            raise ValueError(
+                "ensemble_size must be 1 when several processes train together; train the networks "
+                "of an ensemble in one process"
+            )
+        return seed
+
+    def _train_more(self, begin: Callable[[int], Training]) -> None:
+        for number in range(1, self.ensemble_size):
+            if self.verbose:
+                told = f"network {number + 1} of {self.ensemble_size}"
+                print(told, file=sys.stderr, flush=True)
+            result = train_network(*begin(number))
+            self.networks_.append(result.model)
+            self.histories_.append(result.history)
+
+    def _remember(self, model: Any, history: list[dict[str, float]], best_epoch: int) -> None:
+        super()._remember(model, history, best_epoch)
+        self.networks_, self.histories_ = [model], [history]
 
     def _model_config(self, **of_data: Any) -> Any:
         config = super()._model_config(output_dim=self._output_dim, **of_data)
@@ -162,25 +199,39 @@ class SupervisedEstimator(SeriesEstimator):
 
     def _state(self) -> dict[str, Any]:
         state = {**super()._state(), "task": self._task_state()}
+        if len(self.networks_) > 1:
+            state["more_histories"] = self.histories_[1:]
         if self.resonator_ is None:
             return state
         joined = {"resonator": self.resonator_._content(), "network_weight": self.network_weight_}
         return {**state, **joined}
 
     def _weights(self) -> Mapping[str, Tensor]:
-        if self.resonator_ is None:
-            return super()._weights()
-        other = self.resonator_._weights()
-        return {**super()._weights(), **{_RESONATOR + name: x for name, x in other.items()}}
+        parts = {
+            _NETWORK.format(number): finite_weights(network)
+            for number, network in enumerate(self.networks_[1:], start=2)
+        }
+        if self.resonator_ is not None:
+            parts[_RESONATOR] = self.resonator_._weights()
+        named = {mark + name: x for mark, part in parts.items() for name, x in part.items()}
+        return {**super()._weights(), **named}
 
     def _restore(self, content: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
-        own = {name: x for name, x in weights.items() if not name.startswith(_RESONATOR)}
-        super()._restore(content, own)
+        def of(mark: str) -> dict[str, Tensor]:
+            marked = (name for name in weights if name.startswith(mark))
+            return {name.removeprefix(mark): weights[name] for name in marked}
+
+        histories = content.get("more_histories", [])
+        marks = [_NETWORK.format(number) for number in range(2, 2 + len(histories))]
+        parts = (*marks, _RESONATOR)
+        super()._restore(content, {n: x for n, x in weights.items() if not n.startswith(parts)})
+        self.networks_ += [self._network_from(content["model"], of(mark)) for mark in marks]
+        self.histories_ += histories
         self._restore_task(content["task"])
         self.resonator_, self.network_weight_ = None, content.get("network_weight", 1.0)
         if "resonator" in content:
-            other = {n.removeprefix(_RESONATOR): x for n, x in weights.items() if n not in own}
-            self.resonator_ = self.resonator_class._from_content(content["resonator"], other)
+            fitted = self.resonator_class._from_content(content["resonator"], of(_RESONATOR))
+            self.resonator_ = fitted
 
     def export(self, path: str | Path, *, length: int) -> Path:
         """Write the network as a program of `torch.export`, and return its path.
@@ -205,7 +256,8 @@ class SupervisedEstimator(SeriesEstimator):
             )
         if length < 1:
             raise ValueError(f"length must be at least 1; got {length}")
-        served = ServedNetwork(self.model_, self.transform_, self._last_module())
+        network = self.model_ if len(self.networks_) == 1 else MeanNetwork(self.networks_)
+        served = ServedNetwork(network, self.transform_, self._last_module())
         return write_program(path, served, length, self.n_features_in_)
 
     def _last_module(self) -> nn.Module:
@@ -222,15 +274,16 @@ class SupervisedEstimator(SeriesEstimator):
         return mix(self._network_outputs(data), found, self.network_weight_)
 
     def _network_outputs(self, data: SeriesData) -> Float[np.ndarray, "n O"]:
-        """Return what the network says about each series."""
+        """Return what the network says about each series, or the mean of several networks."""
         parts = []
         for chunk in chunks(data):
             settings = {"batch_size": self._prediction_batch, "shuffle": False}
             source = self._source(Numbered(chunk), **settings)
-            found = np.empty((len(chunk), self.model_.config.output_dim), dtype=np.float32)
-            for batch, output in self._outputs_of(source):
-                found[batch.index.numpy()] = output.numpy()
-            parts.append(found)
+            total = np.zeros((len(chunk), self.model_.config.output_dim), dtype=np.float32)
+            for network in self.networks_:
+                for batch, output in self._outputs_of(source, network):
+                    total[batch.index.numpy()] += output.numpy()
+            parts.append(total / np.float32(len(self.networks_)))
         return np.concatenate(parts)
 
 
