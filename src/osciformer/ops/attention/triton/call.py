@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from osciformer.ops.attention.triton.closed_form import NUM_PLANES, build_table
+from osciformer.ops.attention.triton.compilation import launch
 from osciformer.ops.attention.triton.primitives import TILE, Format, Side, Sizes, Tokens
 from osciformer.ops.attention.triton.sweep import Cut, span_times
 
@@ -124,7 +125,7 @@ def spectrum_table(spectrum: Tensor) -> Tensor:
     shape = (heads, NUM_PLANES.value, channels)
     table = torch.empty(shape, dtype=torch.float64, device=spectrum.device)
     gamma, omega2 = (x.contiguous() for x in spectrum.detach().double())
-    build_table[(heads,)](gamma, omega2, table, C=channels, num_warps=1)
+    launch(build_table, (heads,), gamma, omega2, table, C=channels, num_warps=1)
     return table
 
 
@@ -197,7 +198,7 @@ class Call:
                 (triton.cdiv(self.padded, rows), self.batch),
                 (self.tokens.times, age, rest),
             )
-            span_times[grid](*given, *sizes, SPAN=span, ROWS=rows, num_warps=4)
+            launch(span_times, grid, *given, *sizes, SPAN=span, ROWS=rows, num_warps=4)
             self._span_times[span] = age, rest
         return self._span_times[span]
 

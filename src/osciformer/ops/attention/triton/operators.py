@@ -11,6 +11,7 @@ from torch import Tensor
 
 from osciformer.ops.attention.triton import path_integrals
 from osciformer.ops.attention.triton.call import Call, format_for, padded_length, spectrum_table
+from osciformer.ops.attention.triton.compilation import launch
 from osciformer.ops.attention.triton.launch import run_backward, run_forward
 from osciformer.ops.attention.triton.path_integrals import ROWS, STEPS, Modes
 from osciformer.ops.attention.triton.primitives import WIDTH, Side, Sizes, Tokens
@@ -145,10 +146,10 @@ def path_forward(*args: Any) -> Tensor:
     sizes, grid, options = _path_launch(spectrum, times, padded, is_precise)
     grid, given = (padded // ROWS.value, *grid), (times, spectrum, path, sizes)
     if q is not None:
-        path_integrals.linear_integrals[grid](q, *given, **options)
+        launch(path_integrals.linear_integrals, grid, q, *given, **options)
     else:
         modes = _as_modes(weight, bank, origin, times)
-        path_integrals.mode_integrals[grid](modes, *given, len(bank), **options)
+        launch(path_integrals.mode_integrals, grid, modes, *given, len(bank), **options)
     return path
 
 
@@ -166,7 +167,7 @@ def _path_backward(*args: Any) -> list[Tensor]:
         d_q = torch.empty_like(q)
         parts = d_path.new_empty(batch, heads, programs, 2, channels)
         line = (q, times, spectrum, d_path, d_q, parts, sizes)
-        path_integrals.linear_integrals_backward[(programs, *grid)](*line, **options)
+        launch(path_integrals.linear_integrals_backward, (programs, *grid), *line, **options)
         return [d_q, parts.sum((0, 2), dtype=torch.float64).transpose(0, 1).contiguous()]
     programs, num_modes = triton.cdiv(length, ROWS.value * STEPS.value), len(bank)
     d_weight = weight.new_empty(batch * heads, programs, num_modes, 2, channels)
@@ -174,7 +175,7 @@ def _path_backward(*args: Any) -> list[Tensor]:
     d_spectrum = weight.new_empty(batch, heads, programs, 2, channels)
     modes, d_modes = _as_modes(weight, bank, origin, times), Modes(d_weight, d_bank)
     given = (modes, times, spectrum, d_path, d_modes, d_spectrum, sizes, num_modes)
-    path_integrals.mode_integrals_backward[(programs, *grid)](*given, **options)
+    launch(path_integrals.mode_integrals_backward, (programs, *grid), *given, **options)
     d_spectrum = d_spectrum.sum((0, 2)).transpose(0, 1).contiguous()
     return [d_weight.sum(1).view_as(weight), d_bank.sum((0, 1, 2)), d_spectrum]
 
