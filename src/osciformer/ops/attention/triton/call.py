@@ -12,7 +12,7 @@ from torch import Tensor
 
 from osciformer.ops.attention.triton.closed_form import NUM_PLANES, build_table
 from osciformer.ops.attention.triton.compilation import launch
-from osciformer.ops.attention.triton.primitives import TILE, Format, Side, Sizes, Tokens
+from osciformer.ops.attention.triton.primitives import TILE, Format, Side, Tokens, sizes_of
 from osciformer.ops.attention.triton.sweep import Cut, span_times
 
 #: Tokens of a span of the far stage.
@@ -154,7 +154,7 @@ class Call:
         # Tokens of one head are that many heads apart.
         stride = q.stride(1) // self.channels
         logit_scale = self.scale / math.log(2.0)
-        self.sizes = Sizes(self.length, self.padded, stride, self.scale, logit_scale)
+        self.sizes = sizes_of(self.length, self.padded, stride, self.scale, logit_scale)
         self._span_times: dict[int, tuple[Tensor, Tensor]] = {}
 
     @property

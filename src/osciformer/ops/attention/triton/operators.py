@@ -10,11 +10,18 @@ import triton
 from torch import Tensor
 
 from osciformer.ops.attention.triton import path_integrals
-from osciformer.ops.attention.triton.call import Call, format_for, padded_length, spectrum_table
-from osciformer.ops.attention.triton.compilation import launch
+from osciformer.ops.attention.triton.call import (
+    Call,
+    format_for,
+    padded_length,
+    spectrum_table,
+    stages_for,
+    tiling,
+)
+from osciformer.ops.attention.triton.compilation import launch, prepare
 from osciformer.ops.attention.triton.launch import run_backward, run_forward
 from osciformer.ops.attention.triton.path_integrals import ROWS, STEPS, Modes
-from osciformer.ops.attention.triton.primitives import WIDTH, Side, Sizes, Tokens
+from osciformer.ops.attention.triton.primitives import WIDTH, Side, Tokens, sizes_of
 
 __all__ = ["attention_forward", "padded_length", "path_forward"]
 
@@ -40,6 +47,28 @@ def _as_call(tensors: Sequence[Any], options: Sequence[Any]) -> Call:
     return Call(Tokens(q, keys, values, times, mask), scale, is_average, is_strict, path)
 
 
+def _prepare(
+    tensors: Sequence[Any], options: Sequence[Any], *, is_trained: bool, is_spectral: bool
+) -> None:
+    """Compile the kernels of calls like this one; with `is_trained` those of the backward pass."""
+    q: Tensor = tensors[0]
+    length, channels = q.shape[1], q.shape[3]
+    stages = tiling(channels, format_for(channels, q.dtype).dtype).forward
+    # Which stages run, and whether there is a sweep backward.
+    spans = (*(stage.span for stage in stages_for(stages, length)), length <= stages[0].span)
+    given = tuple(x is None for x in tensors)
+    kind = (q.device, q.dtype, channels, spans, given, *options[1:], is_trained, is_spectral)
+
+    def rehearse() -> None:
+        shapes = [None if x is None else torch.empty_like(x, device="meta") for x in tensors]
+        call = _as_call(shapes, options)
+        out, lse, biases = run_forward(call)
+        if is_trained:
+            run_backward(call, out, lse, biases, out, lse, is_spectral=is_spectral)
+
+    prepare(kind, rehearse, f"head size {channels} in {str(q.dtype).removeprefix('torch.')}")
+
+
 @_operator("attention_forward", f"({_TENSORS}, {_OPTIONS}) -> (Tensor, Tensor, Tensor)")
 def attention_forward(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Return output ``[B, N, H, C]``, logsumexp to base 2 ``[B H, padded]``, and biases.
@@ -50,7 +79,13 @@ def attention_forward(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
     (`path_forward`); the queries are then the path at each row's own time, which counts for ties
     alone. The backward pass needs the biases.
     """
-    return run_forward(_as_call(args[:10], args[10:]))
+    tensors, options = args[:10], args[10:]
+    # Inputs want gradients here in an eager training step only. Elsewhere the backward pass
+    # prepares its kernels itself.
+    wants = [x is not None and x.requires_grad for x in tensors[:8]]
+    is_spectral = any(wants) and (any(wants[5:7]) or tensors[7] is not None)
+    _prepare(tensors, options, is_trained=any(wants), is_spectral=is_spectral)
+    return run_forward(_as_call(tensors, options))
 
 
 @attention_forward.register_fake
@@ -71,6 +106,7 @@ def _(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
 def attention_backward(*args: Any) -> list[Tensor]:
     """Return what `run_backward` does."""
     *options, is_spectral = args[15:]
+    _prepare(args[:10], options, is_trained=True, is_spectral=is_spectral)
     return run_backward(_as_call(args[:10], options), *args[10:15], is_spectral=is_spectral)
 
 
@@ -114,7 +150,7 @@ def _path_launch(spectrum: Tensor, times: Tensor, padded: int, is_precise: bool)
     heads, channels = spectrum.shape[1:]
     precision = format_for(channels, torch.float32 if is_precise else torch.float16)
     grid = (heads * (channels // WIDTH.value), times.shape[0])
-    return Sizes(times.shape[1], padded, heads), grid, {"K": precision, "num_warps": 4}
+    return sizes_of(times.shape[1], padded, heads), grid, {"K": precision, "num_warps": 4}
 
 
 def _as_modes(weight: Any, bank: Any, origin: Any, times: Tensor) -> Modes:
