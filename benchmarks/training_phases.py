@@ -5,7 +5,7 @@
     PYTHONPATH=src python benchmarks/training_phases.py --profile network.txt --models network
 
 `osciformer` is the default classifier, a network joined with resonators; `network` is it without
-them, `grud` the network with another backbone. A phase has the time of its own, without that of the
+them, `grud` the baseline of `physionet2012.py`. A phase has the time of its own, without that of the
 phases within it: processor time of all threads on a CPU, time by the clock on a GPU, where
 `--synchronize` waits for the device at the borders of phases. The data are found through the
 environment variable OSCIFORMER_DATA, or downloaded.
@@ -42,7 +42,12 @@ from osciformer.train.sources import EpochBatches
 MODELS: dict[str, dict[str, Any]] = {
     "osciformer": {},
     "network": {"resonators": False},
-    "grud": {"backbone": "grud", "resonators": False},
+    "grud": {
+        "model_options": {"backbone": "gru_d"},
+        "resonators": False,
+        "dim": 64,
+        "num_heads": 2,
+    },
 }
 #: Phases, by the method that each of them is.
 PHASES = (
