@@ -359,7 +359,7 @@ class OsciFormerConfig(AttentionConfig):
         static_dim: Number of static features S.
         num_layers: Number of encoder blocks; that of `blocks`, if they are given.
         blocks: Kinds of the encoder blocks in order, each `attention`, `resonator` or `selective`
-            (resonators on clocks that the tokens drive); None is attention throughout.
+            (resonators on a clock that the tokens drive); None is attention throughout.
         feedforward_dim: Hidden width of the feed-forward; None is 4 D.
 
     Example:
@@ -392,7 +392,7 @@ class TaskConfig(Config):
         dim: Width of the model.
         num_layers: Number of encoder blocks; that of `blocks`, if they are given.
         blocks: Kinds of the blocks of `osciformer` in order, each `attention`, `resonator` or
-            `selective` (resonators on clocks that the tokens drive); attention throughout if not
+            `selective` (resonators on a clock that the tokens drive); attention throughout if not
             given.
         num_heads: Number of heads.
         dropout: Dropout of the backbone and the head.

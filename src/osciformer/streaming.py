@@ -308,21 +308,19 @@ class _LayerStream:
 
 
 class _ResonatorStream:
-    """The oscillators and clocks of one layer; `settled` is their state before the last time."""
+    """The oscillators and the clock of one layer; `settled` is their state before the last time."""
 
     num_held = 0
 
     def __init__(self, layer: ResonatorLayer, block: EncoderBlock | None, batch_size: int) -> None:
-        self.attention, self.block, spectrum = layer, block, layer.spectrum
-        self.omega = spectrum.omega.detach().double()
-        self.groups: list[tuple[slice, ResponseStream]] = []
-        for part, initial in layer.groups():
-            bank = spectrum.omega[part], spectrum.zeta[part]
-            options: Any = {"batch_size": batch_size, "drive": "hold", "initial": initial}
-            self.groups.append((part, ResponseStream(*bank, len(bank[0]), **options)))
-        each = self.omega.new_zeros(batch_size, len(self.groups))
-        # What clocks showed at the last token, how fast they have run since, and its time.
-        self.clocks = {"shown": each, "speed": each, "time": torch.full_like(each, torch.nan)}
+        self.attention, self.block = layer, block
+        omega, zeta = layer.spectrum.omega.detach().double(), layer.spectrum.zeta.detach()
+        self.omega = omega
+        options: Any = {"batch_size": batch_size, "drive": "hold", "initial": layer.initial()}
+        self.stream = ResponseStream(omega, zeta, len(omega), **options)
+        nothing = omega.new_zeros(batch_size)
+        # What the clock showed at the last token, how fast it has run since, and its time.
+        self.clock = {"shown": nothing, "speed": nothing, "time": nothing + torch.nan}
         self.settled = self._states()
 
     def observe(self, group: Tensor, present: Tensor, time: Tensor, tied: Tensor) -> Tensor:
@@ -331,32 +329,28 @@ class _ResonatorStream:
             for name, new in latest.items():
                 is_tied = tied.view(-1, *[1] * (new.ndim - 1))
                 settled[name] = torch.where(is_tied, settled[name], new)
-        *before, clocks = self.settled
+        before, clock = self.settled
         tokens = self._normed(group)
         drive = self.attention.project_drive(tokens)
         drive = torch.where(present[..., None], drive, torch.nan)
-        self.clocks = dict(clocks)
+        self.clock = dict(clock)
         shown = self._shown(time)
-        for n, (part, stream) in enumerate(self.groups):
-            _go_on(stream, before[n])
-            for values in drive[..., part].unbind(dim=1):
-                stream.step(shown[:, n], values)
-            _go_on(stream, stream.state)
-        if self.attention.clocks is not None:
-            now = {"shown": shown, "speed": clocks["speed"], "time": time[:, None].expand_as(shown)}
-            for speed, there in zip(
-                self.attention.clocks.speeds(tokens).unbind(1), present.unbind(1), strict=True
-            ):
-                now["speed"] = torch.where(there[:, None], speed, now["speed"])
-            came = present.any(dim=1)[:, None]
-            self.clocks = {name: torch.where(came, now[name], clocks[name]) for name in now}
+        _go_on(self.stream, before)
+        for values in drive.unbind(dim=1):
+            self.stream.step(shown, values)
+        _go_on(self.stream, self.stream.state)
+        if self.attention.clock is not None:
+            now = {"shown": shown, "speed": clock["speed"], "time": time}
+            speeds = self.attention.clock.speed(tokens)
+            for speed, there in zip(speeds.unbind(1), present.unbind(1), strict=True):
+                now["speed"] = torch.where(there, speed, now["speed"])
+            came = present.any(dim=1)
+            self.clock = {name: torch.where(came, now[name], clock[name]) for name in now}
         return self.read(group, time)
 
     def read(self, tokens: Tensor, time: Tensor) -> Tensor:
         """Return the block's, or the layer's, output at a time."""
-        shown = self._shown(time)
-        found = [stream.read(shown[:, n]) for n, (_, stream) in enumerate(self.groups)]
-        x, v = (torch.cat(parts, dim=1) for parts in zip(*found, strict=True))
+        x, v = self.stream.read(self._shown(time))
         position, velocity = (
             z.mT[:, None].to(tokens.dtype).expand(-1, tokens.shape[1], -1, -1)
             for z in (x, v / self.omega)
@@ -365,15 +359,15 @@ class _ResonatorStream:
         return out if self.block is None else self.block.residual(tokens, out)
 
     def _states(self) -> list[dict[str, Tensor]]:
-        """Return the states of all groups, then that of the clocks."""
-        return [*(dict(stream.state) for _, stream in self.groups), dict(self.clocks)]
+        """Return the states of the oscillators and of the clock."""
+        return [dict(self.stream.state), dict(self.clock)]
 
     def _shown(self, time: Tensor) -> Tensor:
-        """Return what the clock of each group shows at a time."""
-        if self.attention.clocks is None:
-            return time[:, None]
-        since = (time[:, None] - self.clocks["time"]).nan_to_num(0.0)
-        return self.clocks["shown"] + self.clocks["speed"] * since
+        """Return what the clock shows at a time."""
+        if self.attention.clock is None:
+            return time
+        since = (time - self.clock["time"]).nan_to_num(0.0)
+        return self.clock["shown"] + self.clock["speed"] * since
 
     def _normed(self, tokens: Tensor) -> Tensor:
         return tokens if self.block is None else self.block.attention_norm(tokens)

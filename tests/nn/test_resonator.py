@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from osciformer.models import OsciFormer
-from osciformer.nn import Clocks, Encoder, EncoderBlock, ResonatorLayer, parameter_groups
+from osciformer.nn import Clock, Encoder, EncoderBlock, ResonatorLayer, parameter_groups
 from osciformer.streaming import OnlineSession
 from osciformer.testing import (
     assert_batch_order_invariant,
@@ -22,19 +22,21 @@ from osciformer.testing import (
 
 DIM = 6
 DIRECTIONS = ("causal", "bidirectional")
-#: Of layers: their direction and their number of clocks.
-KINDS = [(direction, clocks) for direction in DIRECTIONS for clocks in (0, 2)]
+#: Of layers: their direction, and whether the tokens drive their clock.
+KINDS = [(direction, selective) for direction in DIRECTIONS for selective in (False, True)]
 
 
-def make_layer(direction: str = "causal", clocks: int = 0, **settings: Any) -> ResonatorLayer:
-    settings = {"omega_range": (0.5, 20.0), "clocks": clocks, **settings}
-    return with_uneven_clocks(ResonatorLayer(DIM, direction=direction, **settings).double())
+def make_layer(
+    direction: str = "causal", selective: bool = False, **settings: Any
+) -> ResonatorLayer:
+    settings = {"omega_range": (0.5, 20.0), "selective": selective, **settings}
+    return with_uneven_clock(ResonatorLayer(DIM, direction=direction, **settings).double())
 
 
-def with_uneven_clocks(model: nn.Module) -> Any:
-    """Return the model with clocks that no longer run as time does, as they do at first."""
+def with_uneven_clock(model: nn.Module) -> Any:
+    """Return the model with clocks that no longer run as time does."""
     for part in model.modules():
-        if isinstance(part, Clocks):
+        if isinstance(part, Clock):
             nn.init.normal_(part.speed_projection.weight)
     return model
 
@@ -42,7 +44,7 @@ def with_uneven_clocks(model: nn.Module) -> Any:
 def make_model(*blocks: str, **settings: Any) -> OsciFormer:
     blocks = blocks or ("resonator", "attention")
     settings = {"dim": DIM, "num_heads": 2, "omega_range": (0.5, 20.0), **settings}
-    return with_uneven_clocks(OsciFormer(3, blocks=blocks, **settings).double())
+    return with_uneven_clock(OsciFormer(3, blocks=blocks, **settings).double())
 
 
 @pytest.fixture
@@ -55,16 +57,16 @@ def solved(layer: ResonatorLayer, x, times, at: float) -> torch.Tensor:
     omega, zeta = layer.spectrum.omega[:, 0], layer.spectrum.zeta[:, 0]
     drive, stops = layer.drive_projection(x), [t for t in times.tolist() if t <= at] + [at]
     start = torch.stack((drive[0], 0 * omega))
-    speeds = torch.ones(len(x), DIM, dtype=torch.float64)
-    if layer.clocks is not None:
+    speeds = torch.ones(len(x), dtype=torch.float64)
+    if layer.clock is not None:
         start = layer.start * torch.stack((1.0 + 0 * omega, omega))
-        speeds = (layer.clocks.speed_projection(x).exp() + 1.0).log().repeat_interleave(3, dim=1)
+        speeds = (layer.clock.speed_projection(x)[:, 0].exp() + 1.0).log()
     rows = []
     for c in range(DIM):
         w, z = omega[c].item(), zeta[c].item()
         motion = torch.tensor([[0.0, 1.0], [-w * w, -2 * z * w]], dtype=torch.float64)
         state = start[:, c]
-        gaps = torch.tensor(stops, dtype=torch.float64).diff() * speeds[: len(stops) - 1, c]
+        gaps = torch.tensor(stops, dtype=torch.float64).diff() * speeds[: len(stops) - 1]
         for level, gap in zip(drive[:, c].tolist(), gaps, strict=False):
             rest = torch.tensor([level, 0.0], dtype=torch.float64)
             state = rest + torch.linalg.matrix_exp(motion * gap) @ (state - rest)
@@ -73,9 +75,9 @@ def solved(layer: ResonatorLayer, x, times, at: float) -> torch.Tensor:
     return torch.stack(rows, dim=1).flatten()
 
 
-@pytest.mark.parametrize("clocks", [0, 2])
-def test_rows_and_reads_are_the_gated_solution_of_the_equation_of_motion(clocks):
-    batch, layer = irregular_batch(1, 6, DIM, ties=True), make_layer(clocks=clocks)
+@pytest.mark.parametrize("selective", [False, True])
+def test_rows_and_reads_are_the_gated_solution_of_the_equation_of_motion(selective):
+    batch, layer = irregular_batch(1, 6, DIM, ties=True), make_layer(selective=selective)
     reads = batch.times[:, [0, 3, 4]] + 0.05
     for rows, at in (
         (layer(batch.x, batch.times), batch.times),
@@ -97,16 +99,16 @@ def test_the_future_does_not_reach_the_past(dtype):
     assert_causal(lambda *args: model(*args).states, batch.x[..., :3], batch.times)
 
 
-def test_the_future_does_not_reach_clocks():
+def test_the_future_does_not_reach_the_clock():
     batch = irregular_batch(2, 8, DIM, ragged=False, dtype=torch.float32)
-    layer = make_layer(clocks=2, omega_range=(0.1, 200.0)).float()
+    layer = make_layer(selective=True, omega_range=(0.1, 200.0)).float()
     assert_causal(layer, batch.x, batch.times)
-    assert_causal(lambda *args: layer.clocks(*args)[0], batch.x, batch.times)
+    assert_causal(lambda *args: layer.clock(*args)[0][..., None], batch.x, batch.times)
 
 
-@pytest.mark.parametrize(("direction", "clocks"), KINDS)
-def test_padding_order_and_shifts_change_nothing(batch, direction, clocks):
-    layer = make_layer(direction, clocks)
+@pytest.mark.parametrize(("direction", "selective"), KINDS)
+def test_padding_order_and_shifts_change_nothing(batch, direction, selective):
+    layer = make_layer(direction, selective)
     given = (layer, batch.x, batch.times, batch.mask)
     assert_padding_invariant(*given)
     assert_batch_order_invariant(*given)
@@ -115,9 +117,9 @@ def test_padding_order_and_shifts_change_nothing(batch, direction, clocks):
     assert bool((rows[~batch.mask] == 0).all())
 
 
-@pytest.mark.parametrize(("direction", "clocks"), KINDS)
-def test_padding_inside_a_series_equals_leaving_the_tokens_out(direction, clocks):
-    batch, layer = irregular_batch(2, 9, DIM, ragged=False), make_layer(direction, clocks)
+@pytest.mark.parametrize(("direction", "selective"), KINDS)
+def test_padding_inside_a_series_equals_leaving_the_tokens_out(direction, selective):
+    batch, layer = irregular_batch(2, 9, DIM, ragged=False), make_layer(direction, selective)
     keep = torch.tensor([0, 0, 1, 1, 0, 1, 0, 1, 0]).bool()
     rows = layer(batch.x, batch.times, keep.expand(2, 9))[:, keep]
     assert relative_error(rows, layer(batch.x[:, keep], batch.times[:, keep])) < 1e-12
@@ -132,9 +134,9 @@ def test_bidirectional_is_its_own_mirror_image():
         assert relative_error(ours, theirs.flip(1).flip(2)) < 1e-12
 
 
-@pytest.mark.parametrize(("direction", "clocks"), KINDS)
-def test_reads_equal_rows_and_do_not_depend_on_each_other(batch, direction, clocks):
-    layer = make_layer(direction, clocks)
+@pytest.mark.parametrize(("direction", "selective"), KINDS)
+def test_reads_equal_rows_and_do_not_depend_on_each_other(batch, direction, selective):
+    layer = make_layer(direction, selective)
     rows = layer(batch.x, batch.times, batch.mask)
     asked = batch.times.nan_to_num(3.0)
     reads = layer(batch.x, batch.times, batch.mask, asked)
@@ -173,9 +175,9 @@ def test_a_series_without_tokens_is_zero_with_zero_gradients():
     assert bool(layer(x[:, :0], times[:, :0], query_times=torch.ones(2, 3)).isfinite().all())
 
 
-@pytest.mark.parametrize(("direction", "clocks"), KINDS)
-def test_gradients_are_those_of_finite_differences(direction, clocks):
-    batch, layer = irregular_batch(2, 5, DIM, ragged=False), make_layer(direction, clocks)
+@pytest.mark.parametrize(("direction", "selective"), KINDS)
+def test_gradients_are_those_of_finite_differences(direction, selective):
+    batch, layer = irregular_batch(2, 5, DIM, ragged=False), make_layer(direction, selective)
     reads = torch.tensor([[0.3, 1.2]] * 2, dtype=torch.float64)
     parameters = dict(layer.named_parameters())
 
@@ -240,16 +242,18 @@ def test_any_stack_streams_as_in_a_batch(data):
     assert relative_error(session.read(later), model.read(encoded, later[:, None])[:, 0]) < 1e-9
 
 
-@pytest.mark.parametrize("clocks", [0, 2])
-def test_a_layer_streams_as_in_a_batch_in_constant_memory(clocks):
-    batch, layer = irregular_batch(2, 200, DIM, ragged=False, span=30.0), make_layer(clocks=clocks)
+@pytest.mark.parametrize("selective", [False, True])
+def test_a_layer_streams_as_in_a_batch_in_constant_memory(selective):
+    batch, layer = (
+        irregular_batch(2, 200, DIM, ragged=False, span=30.0),
+        make_layer(selective=selective),
+    )
     session = OnlineSession(layer, batch_size=2)
     rows = [session.observe(batch.times[:, n], batch.x[:, n]) for n in range(200)]
     assert relative_error(torch.stack(rows, dim=1), layer(batch.x, batch.times)) < 1e-10
     (memory,) = session._layers
     held = sum(z.numel() for state in memory._states() for z in state.values())
-    groups = max(clocks, 1)
-    assert held == 2 * (4 * DIM + groups + 3 * groups)
+    assert held == 2 * (4 * DIM + 4)
 
 
 def test_what_cannot_be_streamed_or_made_is_refused():
@@ -257,8 +261,6 @@ def test_what_cannot_be_streamed_or_made_is_refused():
         OnlineSession(make_model(direction="bidirectional"))
     with pytest.raises(ValueError, match="direction must be one of causal, bidirectional"):
         ResonatorLayer(4, direction="both")
-    with pytest.raises(ValueError, match="clocks must be 0 or a divisor of dim=6; got 4"):
-        ResonatorLayer(6, clocks=4)
     with pytest.raises(ValueError, match=r"x must be \[B, N, 6\]"):
         make_layer()(torch.zeros(1, 2, 4), torch.zeros(1, 2))
 
@@ -286,12 +288,12 @@ def odd_streams(count: int, length: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 @pytest.mark.parametrize(("kind", "solves"), [("selective", True), ("resonator", False)])
-def test_clocks_count_what_went_by(kind, solves):
-    torch.manual_seed(2)
-    settings = {"dim": 16, "num_heads": 2, "omega_range": (0.5, 4.0)}
+def test_a_clock_counts_what_went_by(kind, solves):
+    torch.manual_seed(1)
+    settings = {"dim": 16, "omega_range": (0.5, 4.0)}
     model, head = OsciFormer(1, blocks=[kind], **settings), nn.Linear(16, 2)
     optimizer = torch.optim.Adam([*model.parameters(), *head.parameters()], 0.02)
-    for _ in range(150):
+    for _ in range(200):
         values, times, is_odd = odd_streams(128, int(torch.randint(1, 6, ())))
         loss = nn.functional.cross_entropy(head(model(values, times).last()), is_odd)
         optimizer.zero_grad()

@@ -55,7 +55,7 @@ class OsciFormer(nn.Module):
         kinds = {
             "attention": lambda: OscillatorAttention(**layer),
             "resonator": lambda: ResonatorLayer(**driven),
-            "selective": lambda: ResonatorLayer(**driven, clocks=config.num_heads),
+            "selective": lambda: ResonatorLayer(**driven, selective=True),
         }
         layers = (kinds[kind]() for kind in config.blocks or ["attention"] * config.num_layers)
         self.encoder = Encoder(EncoderBlock(item, **between) for item in layers)

@@ -4,7 +4,7 @@ from osciformer.nn.attention import AttentionInternals as AttentionInternals
 from osciformer.nn.attention import KeyValues as KeyValues
 from osciformer.nn.attention import OscillatorAttention as OscillatorAttention
 from osciformer.nn.attention import Oscillators as Oscillators
-from osciformer.nn.clocks import Clocks as Clocks
+from osciformer.nn.clock import Clock as Clock
 from osciformer.nn.encoder import Encoded as Encoded
 from osciformer.nn.encoder import Encoder as Encoder
 from osciformer.nn.encoder import EncoderBlock as EncoderBlock

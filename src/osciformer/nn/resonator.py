@@ -10,7 +10,7 @@ from torch import nn
 
 from osciformer._types import Float, Mask, QueryTimes, Reads, Tensor, Times, Tokens
 from osciformer.config import DEFAULT_OMEGA_RANGE, Direction
-from osciformer.nn.clocks import Clocks
+from osciformer.nn.clock import Clock
 from osciformer.nn.parameters import Spectrum
 from osciformer.nn.timeline import check_time_values, check_tokens, last_observation, take_tokens
 from osciformer.ops import Response, oscillator_response
@@ -60,17 +60,17 @@ class ResonatorLayer(nn.Module):
     of the last observation at or before the time, is what opens the gate. Before the first
     observation a causal layer has no response.
 
-    **Clocks.** With `clocks` the oscillators form as many groups, each on a clock that the tokens
-    drive (`Clocks`): frequencies and damping depend on the data, gap by gap, as in selective
-    state-space models. They start from a learned state instead of rest, so that their phases count
-    what went by: whether a stream of bits has an odd number of ones, for example.
+    **Selective.** With `selective` the oscillators live on a clock that the tokens drive (`Clock`):
+    frequencies and damping depend on the data, gap by gap, as in selective state-space models. They
+    start from a learned state instead of rest, so that their phases count what went by: whether a
+    stream of bits has an odd number of ones, for example.
 
     Args:
         dim: Width D of the tokens, and number of oscillators.
         direction: `causal` or `bidirectional`.
         omega_range: Ends of the initial frequencies, in radians per unit of time.
         zeta_range: Ends of the initial damping ratios.
-        clocks: Number of clocks that the tokens drive, a divisor of D; 0 lets time run evenly.
+        selective: Let the tokens drive the clock of the oscillators.
         undamped: Keep every zeta at exactly zero.
         dropout: Dropout of the result.
         bias: Biases in the projections.
@@ -88,15 +88,13 @@ class ResonatorLayer(nn.Module):
         direction: Direction = "causal",
         omega_range: tuple[float, float] = DEFAULT_OMEGA_RANGE,
         zeta_range: tuple[float, float] = (0.05, 0.4),
-        clocks: int = 0,
+        selective: bool = False,
         undamped: bool = False,
         dropout: float = 0.0,
         bias: bool = True,
     ) -> None:
         super().__init__()
         check_choice("direction", direction, DIRECTIONS)
-        if clocks < 0 or dim % max(clocks, 1):
-            raise ValueError(f"clocks must be 0 or a divisor of dim={dim}; got {clocks}")
         self.dim, self.direction, self.zeta_range = dim, direction, zeta_range
         ranges: Any = {"omega_range": omega_range, "zeta_range": zeta_range}
         self.spectrum = Spectrum(dim, 1, **ranges, undamped=undamped)
@@ -105,9 +103,9 @@ class ResonatorLayer(nn.Module):
         width = 3 * dim if direction == "causal" else 6 * dim
         self.output_projection = nn.Linear(width, dim, bias)
         self.dropout = nn.Dropout(dropout)
-        self.clocks = Clocks(dim, clocks) if clocks else None
+        self.clock = Clock(dim) if selective else None
         #: Positions, and velocities over omega, at the first token.
-        self.start = nn.Parameter(0.5 * torch.randn(2, dim)) if clocks else None
+        self.start = nn.Parameter(0.5 * torch.randn(2, dim)) if selective else None
 
     def reset_spectra(
         self, omega_range: tuple[float, float], *, generator: torch.Generator | None = None
@@ -180,46 +178,20 @@ class ResonatorLayer(nn.Module):
         gate = nn.functional.silu(self.gate_projection(tokens))
         return self.dropout(gate * self.output_projection(read))
 
-    def groups(self) -> list[tuple[slice, Response | None]]:
-        """Return the channels `[C]` of each clock and their states at the first token `[C, 1]`.
-
-        Without clocks all channels are one group, which starts from a constant past: None.
-        """
-        if self.clocks is None or self.start is None:
-            return [(slice(None), None)]
-        step, groups = self.dim // self.clocks.count, list[tuple[slice, Response | None]]()
-        for first in range(0, self.dim, step):
-            part = slice(first, first + step)
-            position, velocity = self.start[:, part, None].double()
-            groups.append((part, Response(position, velocity * self.spectrum.omega[part])))
-        return groups
+    def initial(self) -> Response | None:
+        """Return the learned state at the first token `[D, 1]`; None is that of a constant past."""
+        if self.start is None:
+            return None
+        position, velocity = self.start[..., None].double()
+        return Response(position, velocity * self.spectrum.omega)
 
     def _respond(
         self, x: Tensor, times: Tensor, mask: Tensor | None, query_times: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """Return positions and velocities over omega, `[B, M, R, D]` of R directions."""
-        drive, shown, asked = self.project_drive(x), times[..., None], query_times
-        if self.clocks is not None:
-            shown, asked = self.clocks(x, times, mask, query_times)
-        elif query_times is not None:
-            asked = query_times[..., None]
-        parts = []
-        for n, (part, start) in enumerate(self.groups()):
-            read = None if asked is None else asked[..., n]
-            parts.append(self._swing(drive[..., part], shown[..., n], mask, read, part, start))
-        position, velocity = (torch.cat(found, dim=-1) for found in zip(*parts, strict=True))
-        return position, velocity / self.spectrum.omega[:, 0]
-
-    def _swing(
-        self,
-        drive: Tensor,
-        times: Tensor,
-        mask: Tensor | None,
-        query_times: Tensor | None,
-        part: slice,
-        start: Response | None,
-    ) -> tuple[Tensor, Tensor]:
-        """Return positions and velocities `[B, M, R, C]` of some channels, on their clock."""
+        drive = self.project_drive(x)
+        if self.clock is not None:
+            times, query_times = self.clock(x, times, mask, query_times)
         options: dict[str, Any] = {"drive": "hold", "mask": mask, "query_times": query_times}
         if self.direction == "bidirectional":
             # Both directions are one batch: the second half of it runs backwards.
@@ -229,19 +201,24 @@ class ResonatorLayer(nn.Module):
             options["mask"] = None if mask is None else torch.cat((mask, mask.flip(1)))
             if query_times is not None:
                 options["query_times"] = torch.cat((query_times, -query_times))
+        start = self.initial()
         if start is not None:
             options["initial"] = Response(*(z.expand(len(drive), -1, -1) for z in start))
-        spectrum = self.spectrum.omega[part], self.spectrum.zeta[part]
-        found = oscillator_response(drive, times, *spectrum, **options)
+        found = oscillator_response(
+            drive, times, self.spectrum.omega, self.spectrum.zeta, **options
+        )
         if self.direction == "causal":
-            return found.position.movedim(3, 2), found.velocity.movedim(3, 2)
-        both = []
-        for z in found:
-            ahead, back = z[..., 0].chunk(2)
-            both.append(torch.stack((ahead, back.flip(1) if query_times is None else back), dim=2))
-        return both[0], both[1]
+            position, velocity = (z.movedim(3, 2) for z in found)
+        else:
+            both = []
+            for z in found:
+                ahead, back = z[..., 0].chunk(2)
+                back = back.flip(1) if query_times is None else back
+                both.append(torch.stack((ahead, back), dim=2))
+            position, velocity = both
+        return position, velocity / self.spectrum.omega[:, 0]
 
     def extra_repr(self) -> str:
         """Show the choices that no submodule shows."""
-        clocks = "" if self.clocks is None else f", clocks={self.clocks.count}"
-        return f"dim={self.dim}, direction={self.direction}{clocks}"
+        selective = ", selective=True" if self.clock is not None else ""
+        return f"dim={self.dim}, direction={self.direction}{selective}"

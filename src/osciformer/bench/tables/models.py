@@ -43,6 +43,8 @@ OURS: Mapping[str, Mapping[str, Any]] = {
 }
 #: Tried on the validation part at the first seed.
 LEARNING_RATES = (1e-3, 3e-3, 1e-2)
+#: Series whose spectra are computed at once, which bounds the memory.
+_TOGETHER = 256
 
 
 class Fitted(NamedTuple):
@@ -187,10 +189,16 @@ def _from_neighbours(answer: Callable[..., np.ndarray]) -> Model:
 
 def spectra(series: IrregularSeries, step: float, lines: int) -> Float[np.ndarray, "n F L"]:
     """Return normalised Lomb-Scargle periodograms of each variable at k f, k = 1, ..., L."""
-    batch = collate(series.replace(labels=None))
-    known = ~batch.values.isnan() & batch.mask[..., None]
-    shares, *_ = variance_shares(batch.times.double(), batch.values.double(), known, step, lines)
-    return shares.numpy()
+    found = []
+    for start in range(0, len(series), _TOGETHER):
+        part = series.take(range(start, min(start + _TOGETHER, len(series))))
+        batch = collate(part.replace(labels=None))
+        known = ~batch.values.isnan() & batch.mask[..., None]
+        shares, *_ = variance_shares(
+            batch.times.double(), batch.values.double(), known, step, lines
+        )
+        found.append(shares.numpy())
+    return np.concatenate(found)
 
 
 def features_and(
