@@ -5,8 +5,8 @@
     PYTHONPATH=src python benchmarks/training_phases.py --profile network.txt --models network
 
 `osciformer` is the default classifier, a network joined with resonators; `network` is it without
-them, `grud` the baseline of `physionet2012.py`. A phase has the time of its own, without that of the
-phases within it: processor time of all threads on a CPU, time by the clock on a GPU, where
+them, `grud` the baseline of `physionet2012.py`. A phase has the time of its own, without that of
+the phases within it: processor time of all threads on a CPU, time by the clock on a GPU, where
 `--synchronize` waits for the device at the borders of phases. The data are found through the
 environment variable OSCIFORMER_DATA, or downloaded.
 """

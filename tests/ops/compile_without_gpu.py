@@ -95,7 +95,10 @@ def main():
     def fail():
         raise RuntimeError("no rehearsal")
 
-    compilation.prepare("failing", fail, "a test")
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        compilation.prepare("failing", fail, "a test")
+    report["failed"] = [str(one.message) for one in told]
     json.dump(report, sys.stdout)
 
 

@@ -50,6 +50,12 @@ def test_one_line_says_what_takes_so_long(report):
     assert "\n" not in line
 
 
+def test_a_failure_leaves_the_ordinary_way_and_says_so(report):
+    (line,) = report["failed"]
+    assert "one after another" in line
+    assert "no rehearsal" in line
+
+
 def test_lengths_share_their_kernels(report):
     assert report["after_other_lengths"] == report["compiled"]
 
