@@ -1,4 +1,4 @@
-"""The command `osciformer`: fit, predict, evaluate, tune, data, bench, info, demo."""
+"""The command `osciformer`: fit, predict, evaluate, tune, data, bench, warm-up, info, demo."""
 
 from __future__ import annotations
 

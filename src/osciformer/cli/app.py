@@ -12,7 +12,18 @@ from typer import Option
 
 from osciformer import __version__
 from osciformer._files import finite_json
-from osciformer.cli import data, demo, evaluate, explain, fit, inspect, plot, predict, tune
+from osciformer.cli import (
+    data,
+    demo,
+    evaluate,
+    explain,
+    fit,
+    inspect,
+    plot,
+    predict,
+    tune,
+    warm_up,
+)
 from osciformer.cli.errors import debugging, guarded
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode="rich")
@@ -82,5 +93,6 @@ def info(as_json: Annotated[bool, Option("--json", help="Print JSON.")] = False)
 app.add_typer(data.app, name="data")
 _PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 _OF_MODELS = (fit.fit, predict.predict, evaluate.evaluate, explain.explain, plot.plot)
-for command in (*_OF_MODELS, inspect.inspect, tune.tune, bench, info, demo.demo):
+_OTHERS = (inspect.inspect, tune.tune, bench, warm_up.warm_up, info, demo.demo)
+for command in (*_OF_MODELS, *_OTHERS):
     app.command(context_settings=_PASSED_ON if command is bench else None)(guarded(command))

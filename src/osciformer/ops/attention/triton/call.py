@@ -11,7 +11,8 @@ import triton.language as tl
 from torch import Tensor
 
 from osciformer.ops.attention.triton.closed_form import NUM_PLANES, build_table
-from osciformer.ops.attention.triton.primitives import TILE, Format, Side, Sizes, Tokens
+from osciformer.ops.attention.triton.compilation import launch
+from osciformer.ops.attention.triton.primitives import TILE, Format, Side, Tokens, sizes_of
 from osciformer.ops.attention.triton.sweep import Cut, span_times
 
 #: Tokens of a span of the far stage.
@@ -124,7 +125,7 @@ def spectrum_table(spectrum: Tensor) -> Tensor:
     shape = (heads, NUM_PLANES.value, channels)
     table = torch.empty(shape, dtype=torch.float64, device=spectrum.device)
     gamma, omega2 = (x.contiguous() for x in spectrum.detach().double())
-    build_table[(heads,)](gamma, omega2, table, C=channels, num_warps=1)
+    launch(build_table, (heads,), gamma, omega2, table, C=channels, num_warps=1)
     return table
 
 
@@ -153,7 +154,7 @@ class Call:
         # Tokens of one head are that many heads apart.
         stride = q.stride(1) // self.channels
         logit_scale = self.scale / math.log(2.0)
-        self.sizes = Sizes(self.length, self.padded, stride, self.scale, logit_scale)
+        self.sizes = sizes_of(self.length, self.padded, stride, self.scale, logit_scale)
         self._span_times: dict[int, tuple[Tensor, Tensor]] = {}
 
     @property
@@ -197,7 +198,7 @@ class Call:
                 (triton.cdiv(self.padded, rows), self.batch),
                 (self.tokens.times, age, rest),
             )
-            span_times[grid](*given, *sizes, SPAN=span, ROWS=rows, num_warps=4)
+            launch(span_times, grid, *given, *sizes, SPAN=span, ROWS=rows, num_warps=4)
             self._span_times[span] = age, rest
         return self._span_times[span]
 

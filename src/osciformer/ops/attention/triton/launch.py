@@ -10,6 +10,7 @@ from torch import Tensor
 
 from osciformer.ops.attention.triton import intra_chunk, intra_tile, shared_path, sweep
 from osciformer.ops.attention.triton.call import Call, Stage, is_interpreted, stages_for
+from osciformer.ops.attention.triton.compilation import launch
 from osciformer.ops.attention.triton.primitives import CHUNK, TILE, WIDTH, Gradients, Side, Upstream
 from osciformer.ops.attention.triton.shared_path import COLUMNS, SpanPath, TilePath
 from osciformer.ops.attention.triton.sweep import Spans
@@ -61,7 +62,7 @@ def _fill_set_up(call: Call, stage: Stage, spans: Spans) -> None:
     buffers = ((spans.key_state, spans.key_factor), (spans.value_state, spans.value_factor))
     for (side, precision), buffer in zip(call.sides(), buffers, strict=True):
         given = (side, t.times, t.mask, *buffer, call.sizes, stage.span)
-        sweep.set_up[call.grid(TILE.value)](*given, K=precision, num_warps=4)
+        launch(sweep.set_up, call.grid(TILE.value), *given, K=precision, num_warps=4)
 
 
 def _with_matrices(call: Call, stage: Stage, spans: Spans, *, is_spectral: bool) -> Spans:
@@ -72,7 +73,7 @@ def _with_matrices(call: Call, stage: Stage, spans: Spans, *, is_spectral: bool)
         matrix = call.new(call.num_planes, count, group, 18 if is_spectral else 6, call.channels)
         given = (call.tokens.times, side.spectrum, matrix, call.sizes, stage.span, group)
         options = {"SPECTRAL": is_spectral, "K": precision, "num_warps": 4}
-        sweep.span_matrices[(count, call.heads, call.batch)](*given, **options)
+        launch(sweep.span_matrices, (count, call.heads, call.batch), *given, **options)
         found.append(matrix)
     return spans._replace(key_matrix=found[0], value_matrix=found[1])
 
@@ -99,11 +100,11 @@ def _forward_part(call: Call, out: Tensor, lse: Tensor) -> None:
     acc, spans = call.buffer(1), empty_spans(call)
     grid, pairs = _chunk_weights(call, spans, lse)
     given = (call.tokens, spans, pairs, acc, call.sizes)
-    intra_chunk.chunk_values[grid](*given, **_chunk_options(call))
+    launch(intra_chunk.chunk_values, grid, *given, **_chunk_options(call))
     rows, grid = (call.tokens, acc, lse, call.sizes), call.grid(TILE.value)
-    intra_tile.tile_forward[grid](*rows, **_half_tile_options(call))
+    launch(intra_tile.tile_forward, grid, *rows, **_half_tile_options(call))
     if not call.is_strict:
-        intra_tile.ties_forward[grid](*rows, **_tile_options(call))
+        launch(intra_tile.ties_forward, grid, *rows, **_tile_options(call))
     stages = stages_for(call.tiling.forward, call.length)
     for stage in stages:
         # The kernels of chunks have written the set-up of the first.
@@ -124,7 +125,7 @@ def _chunk_weights(call: Call, spans: Spans, lse: Tensor) -> tuple[tuple[int, in
     count = intra_chunk.NUM_PAIRS.value
     pairs = call.new(call.num_planes, count, call.padded // CHUNK.value)
     given = (call.tokens, spans, pairs, lse, call.sizes)
-    intra_chunk.chunk_keys[grid](*given, STRICT=call.is_strict, **options)
+    launch(intra_chunk.chunk_keys, grid, *given, STRICT=call.is_strict, **options)
     return grid, pairs
 
 
@@ -135,7 +136,7 @@ def _forward_sweep(
     rest = call.span_times(stage.span)[1]
     grid = (triton.cdiv(call.length, stage.rows), call.heads, call.batch)
     given = (call.tokens, rest, spans, acc, lse, out, call.sizes)
-    sweep.sweep_forward[grid](*given, **_sweep_options(call, stage, (True, True)))
+    launch(sweep.sweep_forward, grid, *given, **_sweep_options(call, stage, (True, True)))
 
 
 # --- Backward. ------------------------------------------------------------------------------------
@@ -192,7 +193,7 @@ def _upstream(call: Call, out: Tensor, d_out: Tensor, lse: Tensor, d_lse: Tensor
     """Return what the kernels need of rows, delta included."""
     delta = call.per_row()
     given = (call.tokens.times, out, d_out, d_lse, delta, call.sizes)
-    intra_tile.row_sums[call.grid(TILE.value)](*given, **_token_options(call))
+    launch(intra_tile.row_sums, call.grid(TILE.value), *given, **_token_options(call))
     return Upstream(d_out, lse, delta)
 
 
@@ -259,20 +260,20 @@ def _backward_tiles(call: Call, sums: GradientSums, up: Upstream) -> None:
     given = (t, up, grads, weights, torch.empty_like(weights), call.sizes)
     # Values first: they give the gradients of the weights.
     for of_keys in (False, True):
-        intra_chunk.chunk_backward[grid](*given, OF_KEYS=of_keys, **_chunk_options(call))
+        launch(intra_chunk.chunk_backward, grid, *given, OF_KEYS=of_keys, **_chunk_options(call))
     grid = call.grid(TILE.value)
     levels = intra_tile.NUM_LEVELS.value - intra_tile.FIRST_LEVEL.value
     rows = (t, up, sums.pointers(grid[0] * levels), call.sizes)
-    intra_tile.tile_backward[grid](*rows, **_half_tile_options(call))
+    launch(intra_tile.tile_backward, grid, *rows, **_half_tile_options(call))
     if not call.is_strict:
-        intra_tile.ties_backward[grid](*rows, **_tile_options(call))
+        launch(intra_tile.ties_backward, grid, *rows, **_tile_options(call))
 
 
 def _weighed_rows(call: Call, x: Tensor, factor: Tensor) -> Tensor:
     """Return row factors times rows ``[B, N, H, C]``."""
     weighed = torch.empty_like(factor)
     given = (x, call.tokens.times, factor, weighed, call.sizes)
-    sweep.weigh_rows[call.grid(TILE.value)](*given, **_token_options(call))
+    launch(sweep.weigh_rows, call.grid(TILE.value), *given, **_token_options(call))
     return weighed
 
 
@@ -292,7 +293,7 @@ def _backward_keys(
     grads = sums.pointers(grid[0])
     given = (call.tokens, *times, spans._replace(**factors), up, d_bias, grads, call.sizes)
     for turn in _turns(stage):
-        sweep.sweep_keys[grid](*given, **_sweep_options(call, stage, turn))
+        launch(sweep.sweep_keys, grid, *given, **_sweep_options(call, stage, turn))
 
 
 def _backward_rows(
@@ -309,7 +310,7 @@ def _backward_rows(
     given = (call.tokens, rest, spans, up, grads, d_factor, between, call.sizes)
     # Values have no gradient of their own along rows, only their spectrum has.
     for turn in _turns(stage) if sums.is_spectral else [(True, False)]:
-        sweep.sweep_rows[grid](*given, **_sweep_options(call, stage, turn))
+        launch(sweep.sweep_rows, grid, *given, **_sweep_options(call, stage, turn))
     if d_factor is None:
         return None
     grid = call.grid(TILE.value)
@@ -318,7 +319,7 @@ def _backward_rows(
             continue  # row factors of a shared path are inputs of their own
         part = sums.new_part(grid[0])
         factors = (call.tokens.times, side.spectrum, d_factor[:, 2 * index :], part, call.sizes)
-        sweep.factors_backward[grid](*factors, SPAN=stage.span, K=precision, num_warps=4)
+        launch(sweep.factors_backward, grid, *factors, SPAN=stage.span, K=precision, num_warps=4)
         sums.parts[index].append(part)
     return d_factor
 
@@ -344,10 +345,10 @@ def with_path(
     within, between = _path_grids(call, count, group)
     options = _token_options(call)
     given = (call.tokens, call.path, spans.key_factor, path.total, call.sizes)
-    shared_path.path_factors[within](*given, SPAN=stage.span, **options)
+    launch(shared_path.path_factors, within, *given, SPAN=stage.span, **options)
     spans = _with_matrices(call, stage, spans, is_spectral=is_spectral)
     matrices = (spans.key_matrix, path, num_spans, count, group)
-    shared_path.path_between[between](*matrices, SPECTRAL=is_spectral, **options)
+    launch(shared_path.path_between, between, *matrices, SPECTRAL=is_spectral, **options)
     return spans, path
 
 
@@ -359,7 +360,7 @@ def _forward_path(call: Call, integrals: Tensor, out: Tensor, lse: Tensor) -> Te
     tile_path = TilePath(integrals, path.remainder if call.has_far else None)
     given = (call.tokens, tile_path, spans, tuple(biases), acc, lse, call.sizes)
     options = {"STRICT": call.is_strict, **_tile_options(call)}
-    shared_path.tile_path_forward[call.grid(TILE.value)](*given, **options)
+    launch(shared_path.tile_path_forward, call.grid(TILE.value), *given, **options)
     spans = spans._replace(bias=biases[0])
     _forward_sweep(call, middle, spans, acc, lse, None if call.has_far else out)
     del spans
@@ -397,7 +398,7 @@ def _backward_path(
     path = TilePath(integrals, None if middle is None else middle.path.remainder)
     given = (call.tokens, path, up, (d_bias, d_far_bias), grads, TilePath(d_path, d_remainder))
     options = {"STRICT": call.is_strict, **_tile_options(call)}
-    shared_path.tile_path_backward[grid](*given, call.sizes, **options)
+    launch(shared_path.tile_path_backward, grid, *given, call.sizes, **options)
     if middle is not None:
         _finish_path(call, middle, d_remainder, sums, d_path)
     return sums, d_path
@@ -442,7 +443,7 @@ def _finish_path(
     parts = sums.new_part(between[0]), torch.empty_like(path.total)
     matrices = (spans.key_matrix, path, SpanPath(d_totals, d_remainder), d_between, parts[0])
     options, sizes = _token_options(call), (num_spans, count, group)
-    shared_path.path_between_backward[between](*matrices, *sizes, **options)
+    launch(shared_path.path_between_backward, between, *matrices, *sizes, **options)
     given = (call.tokens, call.path, d_factor, d_totals.sum(1), d_path, parts[1], call.sizes)
-    shared_path.path_factors_backward[within](*given, SPAN=stage.span, **options)
+    launch(shared_path.path_factors_backward, within, *given, SPAN=stage.span, **options)
     sums.parts[0].extend(parts)

@@ -10,10 +10,18 @@ import triton
 from torch import Tensor
 
 from osciformer.ops.attention.triton import path_integrals
-from osciformer.ops.attention.triton.call import Call, format_for, padded_length, spectrum_table
+from osciformer.ops.attention.triton.call import (
+    Call,
+    format_for,
+    padded_length,
+    spectrum_table,
+    stages_for,
+    tiling,
+)
+from osciformer.ops.attention.triton.compilation import launch, prepare
 from osciformer.ops.attention.triton.launch import run_backward, run_forward
 from osciformer.ops.attention.triton.path_integrals import ROWS, STEPS, Modes
-from osciformer.ops.attention.triton.primitives import WIDTH, Side, Sizes, Tokens
+from osciformer.ops.attention.triton.primitives import WIDTH, Side, Tokens, sizes_of
 
 __all__ = ["attention_forward", "padded_length", "path_forward"]
 
@@ -39,6 +47,28 @@ def _as_call(tensors: Sequence[Any], options: Sequence[Any]) -> Call:
     return Call(Tokens(q, keys, values, times, mask), scale, is_average, is_strict, path)
 
 
+def _prepare(
+    tensors: Sequence[Any], options: Sequence[Any], *, is_trained: bool, is_spectral: bool
+) -> None:
+    """Compile the kernels of calls like this one; with `is_trained` those of the backward pass."""
+    q: Tensor = tensors[0]
+    length, channels = q.shape[1], q.shape[3]
+    stages = tiling(channels, format_for(channels, q.dtype).dtype).forward
+    # Which stages run, and whether there is a sweep backward.
+    spans = (*(stage.span for stage in stages_for(stages, length)), length <= stages[0].span)
+    given = tuple(x is None for x in tensors)
+    kind = (q.device, q.dtype, channels, spans, given, *options[1:], is_trained, is_spectral)
+
+    def rehearse() -> None:
+        shapes = [None if x is None else torch.empty_like(x, device="meta") for x in tensors]
+        call = _as_call(shapes, options)
+        out, lse, biases = run_forward(call)
+        if is_trained:
+            run_backward(call, out, lse, biases, out, lse, is_spectral=is_spectral)
+
+    prepare(kind, rehearse, f"head size {channels} in {str(q.dtype).removeprefix('torch.')}")
+
+
 @_operator("attention_forward", f"({_TENSORS}, {_OPTIONS}) -> (Tensor, Tensor, Tensor)")
 def attention_forward(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Return output ``[B, N, H, C]``, logsumexp to base 2 ``[B H, padded]``, and biases.
@@ -49,7 +79,13 @@ def attention_forward(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
     (`path_forward`); the queries are then the path at each row's own time, which counts for ties
     alone. The backward pass needs the biases.
     """
-    return run_forward(_as_call(args[:10], args[10:]))
+    tensors, options = args[:10], args[10:]
+    # Inputs want gradients here in an eager training step only. Elsewhere the backward pass
+    # prepares its kernels itself.
+    wants = [x is not None and x.requires_grad for x in tensors[:8]]
+    is_spectral = any(wants) and (any(wants[5:7]) or tensors[7] is not None)
+    _prepare(tensors, options, is_trained=any(wants), is_spectral=is_spectral)
+    return run_forward(_as_call(tensors, options))
 
 
 @attention_forward.register_fake
@@ -70,6 +106,7 @@ def _(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
 def attention_backward(*args: Any) -> list[Tensor]:
     """Return what `run_backward` does."""
     *options, is_spectral = args[15:]
+    _prepare(args[:10], options, is_trained=True, is_spectral=is_spectral)
     return run_backward(_as_call(args[:10], options), *args[10:15], is_spectral=is_spectral)
 
 
@@ -113,7 +150,7 @@ def _path_launch(spectrum: Tensor, times: Tensor, padded: int, is_precise: bool)
     heads, channels = spectrum.shape[1:]
     precision = format_for(channels, torch.float32 if is_precise else torch.float16)
     grid = (heads * (channels // WIDTH.value), times.shape[0])
-    return Sizes(times.shape[1], padded, heads), grid, {"K": precision, "num_warps": 4}
+    return sizes_of(times.shape[1], padded, heads), grid, {"K": precision, "num_warps": 4}
 
 
 def _as_modes(weight: Any, bank: Any, origin: Any, times: Tensor) -> Modes:
@@ -145,10 +182,10 @@ def path_forward(*args: Any) -> Tensor:
     sizes, grid, options = _path_launch(spectrum, times, padded, is_precise)
     grid, given = (padded // ROWS.value, *grid), (times, spectrum, path, sizes)
     if q is not None:
-        path_integrals.linear_integrals[grid](q, *given, **options)
+        launch(path_integrals.linear_integrals, grid, q, *given, **options)
     else:
         modes = _as_modes(weight, bank, origin, times)
-        path_integrals.mode_integrals[grid](modes, *given, len(bank), **options)
+        launch(path_integrals.mode_integrals, grid, modes, *given, len(bank), **options)
     return path
 
 
@@ -166,7 +203,7 @@ def _path_backward(*args: Any) -> list[Tensor]:
         d_q = torch.empty_like(q)
         parts = d_path.new_empty(batch, heads, programs, 2, channels)
         line = (q, times, spectrum, d_path, d_q, parts, sizes)
-        path_integrals.linear_integrals_backward[(programs, *grid)](*line, **options)
+        launch(path_integrals.linear_integrals_backward, (programs, *grid), *line, **options)
         return [d_q, parts.sum((0, 2), dtype=torch.float64).transpose(0, 1).contiguous()]
     programs, num_modes = triton.cdiv(length, ROWS.value * STEPS.value), len(bank)
     d_weight = weight.new_empty(batch * heads, programs, num_modes, 2, channels)
@@ -174,7 +211,7 @@ def _path_backward(*args: Any) -> list[Tensor]:
     d_spectrum = weight.new_empty(batch, heads, programs, 2, channels)
     modes, d_modes = _as_modes(weight, bank, origin, times), Modes(d_weight, d_bank)
     given = (modes, times, spectrum, d_path, d_modes, d_spectrum, sizes, num_modes)
-    path_integrals.mode_integrals_backward[(programs, *grid)](*given, **options)
+    launch(path_integrals.mode_integrals_backward, (programs, *grid), *given, **options)
     d_spectrum = d_spectrum.sum((0, 2)).transpose(0, 1).contiguous()
     return [d_weight.sum(1).view_as(weight), d_bank.sum((0, 1, 2)), d_spectrum]
 

@@ -71,13 +71,23 @@ class Upstream(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """Numbers of a call; buffers are ``[B H, planes, padded, C]``."""
+    """Numbers of a call (`sizes_of`); buffers are ``[B H, planes, padded, C]``."""
 
-    length: Any
+    odd_length: Any
     padded: Any
-    heads: Any  # tokens of one head are that many heads apart
+    odd_heads: Any  # tokens of one head are that many heads apart
     scale: Any = 1.0  # of the logits
     logit_scale: Any = 1.0  # the same to base 2
+
+
+def sizes_of(
+    length: int, padded: int, heads: int, scale: float = 1.0, logit_scale: float = 1.0
+) -> Sizes:
+    """Return the numbers of a call, those that vary as 2 n + 1.
+
+    Triton compiles a kernel again for numbers that are 1 or divisible by 16. A training meets both.
+    """
+    return Sizes(2 * length + 1, padded, 2 * heads + 1, scale, logit_scale)
 
 
 class Place(NamedTuple):
@@ -97,7 +107,7 @@ class Place(NamedTuple):
 def locate(times_ptr, sizes, K: tl.constexpr, PARTS: tl.constexpr = 1):
     """Return a program's `Place`; PARTS programs share a head."""
     series, head = tl.program_id(2), tl.program_id(1) // PARTS
-    length, padded, heads = sizes.length, sizes.padded, sizes.heads
+    length, padded, heads = sizes.odd_length // 2, sizes.padded, sizes.odd_heads // 2
     first_token = series.to(tl.int64) * length
     plane = (series * heads + head).to(tl.int64)
     size = padded.to(tl.int64) * K.C

@@ -117,7 +117,7 @@ def span_matrices(
             _store_step(at + 12 * C, m, there, K)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["length"])
 def span_times(times_ptr, age_ptr, rest_ptr, length, padded, unit, SPAN, ROWS: tl.constexpr):
     """Write the time from the start of a token's span, and to its end, times `unit`.
 
