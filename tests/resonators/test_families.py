@@ -95,10 +95,10 @@ def test_names_can_be_read() -> None:
     assert [str(fitted(kind, series).names()[0]) for kind in kinds] == [
         "feature_0 at period 7.29, Q 1.85, filter 1 of values, share of time above",
         "feature_0 at period 34.7, share of variance",
-        "feature_0, frequency of the peak",
         "feature_0 at period 0.395, Q 1, position at the end",
         "feature_0, last",
         "feature_0, observations (log)",
+        "feature_0, frequency of the peak",
     ]
 
 

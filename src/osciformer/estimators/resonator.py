@@ -93,6 +93,8 @@ class ResonatorEstimator(SavedEstimator):
 
     model: ClassVar[str] = "resonator"
     _fitted_attribute: ClassVar[str] = "head_"
+    # Groups of families that are there for those who name them.
+    _unused_groups: ClassVar[Sequence[str]] = ()
 
     # `SeriesClassifier` and `SeriesRegressor` have them.
     _learn: ClassVar[Callable[..., np.ndarray]]
@@ -124,6 +126,8 @@ class ResonatorEstimator(SavedEstimator):
         with bar:
             rows: Rows = FeatureRows(features, data, bar.update)
             if self.families is None:
+                groups = {family.group for family in features.families_}
+                features.keep(sorted(groups.difference(self._unused_groups)))
                 index = np.sort(np.random.default_rng(seed).permutation(len(data))[:CHOICE_SIZE])
                 is_whole = len(index) == len(data)
                 some = rows.take(slice(None) if is_whole else index)
@@ -317,6 +321,8 @@ class ResonatorClassifier(SeriesClassifier, ResonatorEstimator):
 
     task: ClassVar[str] = "classification"
     _regressor: ClassVar[str] = "ResonatorRegressor"
+    # Classes are told apart by shares at all frequencies, and were never judged with peaks.
+    _unused_groups: ClassVar[Sequence[str]] = ("peaks",)
 
     def decision_function(self, X: Any) -> Float[np.ndarray, "n C"]:
         """Return logits; of two classes their difference [n], positive for the second."""

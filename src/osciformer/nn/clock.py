@@ -25,8 +25,9 @@ class Clock(nn.Module):
         dim: Width D of the tokens.
 
     Example:
+        >>> import torch
         >>> clock, times = Clock(8), torch.tensor([[0.0, 1.0, 3.0]])
-        >>> clock(torch.randn(1, 3, 8), times)[0].round(decimals=3)
+        >>> clock(torch.randn(1, 3, 8), times)[0].detach().round(decimals=3)
         tensor([[0., 1., 3.]], dtype=torch.float64)
     """
 

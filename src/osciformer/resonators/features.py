@@ -30,7 +30,7 @@ else:
 
 #: Families of features by name, in the order of their columns.
 FAMILIES: Mapping[str, type[Family]] = {
-    kind.name: kind for kind in (Shape, Spectrum, Peaks, States, Summary, Observation, Static)
+    kind.name: kind for kind in (Shape, Spectrum, States, Summary, Observation, Static, Peaks)
 }
 #: Series from which spectra and the like are learned.
 SAMPLE_SIZE = 1000
