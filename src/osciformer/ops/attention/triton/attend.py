@@ -116,7 +116,7 @@ def attend(inputs: AttentionInputs) -> AttentionResult:
         others = (keys.omega, keys.zeta, values.omega, values.zeta, query_times, key_times, mask)
         others = (None if x is None else x.contiguous() for x in others)
         options = (inputs.scale, inputs.value == "average", inputs.strict)
-        return AttentionResult(*operators.pair_forward(*tokens, *others, *options))
+        return AttentionResult(*operators.attend_pairs(*tokens, *others, *options))
     times, out_dtype, line, integrals = key_times.double(), v.dtype, None, None
     velocities = [keys.velocity, values.velocity]
     key_spectrum, value_spectrum = (

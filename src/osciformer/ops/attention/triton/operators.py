@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 import triton
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from osciformer.ops.attention.triton import pairs, path_integrals
 from osciformer.ops.attention.triton.call import (
@@ -23,7 +25,7 @@ from osciformer.ops.attention.triton.launch import run_backward, run_forward
 from osciformer.ops.attention.triton.path_integrals import ROWS, STEPS, Modes
 from osciformer.ops.attention.triton.primitives import WIDTH, Side, Tokens, sizes_of
 
-__all__ = ["attention_forward", "padded_length", "pair_forward", "path_forward"]
+__all__ = ["attend_pairs", "attention_forward", "padded_length", "path_forward"]
 
 
 def _operator(name: str, schema: str) -> Callable[[Callable[..., Any]], Any]:
@@ -165,8 +167,7 @@ def _prepare_pairs(
     prepare(kind, rehearse, f"short series, head size {width}")
 
 
-@_operator("pair_forward", f"({_PAIRED}, {_OPTIONS}) -> (Tensor, Tensor)")
-def pair_forward(*args: Any) -> tuple[Tensor, Tensor]:
+def _run_pairs(*args: Any) -> tuple[Tensor, Tensor]:
     """Return output ``[B, M, H, C]`` and logsumexp ``[B, H, M]`` float32.
 
     Tokens are ``[B, M, H, C]`` and ``[B, N, H, C]`` of any strides but over channels, which follow
@@ -180,24 +181,27 @@ def pair_forward(*args: Any) -> tuple[Tensor, Tensor]:
     return pairs.run_forward(pairs.PairCall(tensors, *options))
 
 
-@pair_forward.register_fake
-def _(*args: Any) -> tuple[Tensor, Tensor]:
-    q, v = args[0], args[2]
-    batch, num_rows, heads, _ = q.shape
-    return v.new_empty(q.shape), q.new_empty((batch, heads, num_rows), dtype=torch.float32)
-
-
-@_operator(
-    "pair_backward",
-    f"({_PAIRED}, Tensor out, Tensor lse, Tensor d_out, Tensor? d_lse, {_OPTIONS}, "
-    "bool is_spectral) -> Tensor[]",
-)
-def pair_backward(*args: Any) -> list[Tensor]:
+def _run_pairs_backward(*args: Any) -> list[Tensor]:
     """Return what `pairs.run_backward` does."""
     *options, is_spectral = args[16:]
     _prepare_pairs(args[:12], options, is_trained=True, is_spectral=is_spectral)
     call = pairs.PairCall(args[:12], *options)
     return pairs.run_backward(call, *args[12:16], is_spectral=is_spectral)
+
+
+pair_forward = _operator("pair_forward", f"({_PAIRED}, {_OPTIONS}) -> (Tensor, Tensor)")(_run_pairs)
+pair_backward = _operator(
+    "pair_backward",
+    f"({_PAIRED}, Tensor out, Tensor lse, Tensor d_out, Tensor? d_lse, {_OPTIONS}, "
+    "bool is_spectral) -> Tensor[]",
+)(_run_pairs_backward)
+
+
+@pair_forward.register_fake
+def _(*args: Any) -> tuple[Tensor, Tensor]:
+    q, v = args[0], args[2]
+    batch, num_rows, heads, _ = q.shape
+    return v.new_empty(q.shape), q.new_empty((batch, heads, num_rows), dtype=torch.float32)
 
 
 @pair_backward.register_fake
@@ -215,15 +219,15 @@ def _pair_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...])
     ctx.set_materialize_grads(False)
 
 
-def _pair_pull_back(
-    ctx: Any, d_out: Tensor | None, d_lse: Tensor | None
+def _pull_back_pairs(
+    run: Callable[..., list[Tensor]], ctx: Any, d_out: Tensor | None, d_lse: Tensor | None
 ) -> tuple[Tensor | None, ...]:
     *tensors, out, lse = ctx.saved_tensors
     is_spectral = any(ctx.needs_input_grad[5:9])
     d_out = torch.zeros_like(out) if d_out is None else d_out
     d_out = d_out if d_out.stride(3) == 1 else d_out.contiguous()
     d_lse = None if d_lse is None else d_lse.contiguous()
-    found = pair_backward(*tensors, out, lse, d_out, d_lse, *ctx.options, is_spectral)
+    found = run(*tensors, out, lse, d_out, d_lse, *ctx.options, is_spectral)
     tokens = iter(found)
     grads = [None if x is None else next(tokens) for x in tensors[:5]]
     spectra: Sequence[Tensor | None] = [None] * 4
@@ -233,7 +237,31 @@ def _pair_pull_back(
     return (*grads, *spectra, *[None] * 6)
 
 
-pair_forward.register_autograd(_pair_pull_back, setup_context=_pair_context)
+pair_forward.register_autograd(
+    partial(_pull_back_pairs, pair_backward), setup_context=_pair_context
+)
+
+
+class _Paired(torch.autograd.Function):
+    """What the operators do, for a fraction of the host's time."""
+
+    @staticmethod
+    def forward(ctx: Any, *args: Any) -> tuple[Tensor, Tensor]:
+        found = _run_pairs(*args)
+        _pair_context(ctx, args, found)
+        return found
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        return _pull_back_pairs(_run_pairs_backward, ctx, *grads)
+
+
+def attend_pairs(*args: Any) -> tuple[Tensor, Tensor]:
+    """Return what `pair_forward` does, through the operator where a graph is traced."""
+    is_traced = torch.compiler.is_compiling() or isinstance(args[0], torch._subclasses.FakeTensor)
+    found: tuple[Tensor, Tensor] = pair_forward(*args) if is_traced else _Paired.apply(*args)
+    return found
 
 
 # --- Integrals of shared query paths over the gaps between tokens. --------------------------------
