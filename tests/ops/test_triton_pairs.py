@@ -36,7 +36,7 @@ from .triton_cases import (
 )
 
 # A tile has 32 rows and 32 keys.
-PAIRS = importlib.import_module("osciformer.ops.attention.triton.pairs")
+PAIRS = importlib.import_module("osciformer.ops.attention.triton.pair_call")
 OPERATORS = importlib.import_module("osciformer.ops.attention.triton.operators")
 
 # numpy speaks up where a kernel computes a branch that it then does not take.

@@ -112,11 +112,11 @@ def attend(inputs: AttentionInputs) -> AttentionResult:
     if is_paired(inputs):
         assert isinstance(path, ConstantPath)
         tokens = (path.q, k, v, keys.velocity, values.velocity)
-        tokens = (x if x is None or x.stride(-1) == 1 else x.contiguous() for x in tokens)
+        dense = [x if x is None or x.stride(-1) == 1 else x.contiguous() for x in tokens]
         others = (keys.omega, keys.zeta, values.omega, values.zeta, query_times, key_times, mask)
-        others = (None if x is None else x.contiguous() for x in others)
+        dense += [None if x is None else x.contiguous() for x in others]
         options = (inputs.scale, inputs.value == "average", inputs.strict)
-        return AttentionResult(*operators.attend_pairs(*tokens, *others, *options))
+        return AttentionResult(*operators.attend_pairs(*dense, *options))
     times, out_dtype, line, integrals = key_times.double(), v.dtype, None, None
     velocities = [keys.velocity, values.velocity]
     key_spectrum, value_spectrum = (

@@ -11,7 +11,7 @@ import triton
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from osciformer.ops.attention.triton import pairs, path_integrals
+from osciformer.ops.attention.triton import pair_call, path_integrals
 from osciformer.ops.attention.triton.call import (
     Call,
     format_for,
@@ -159,10 +159,10 @@ def _prepare_pairs(
 
     def rehearse() -> None:
         shapes = [None if x is None else torch.empty_like(x, device="meta") for x in tensors]
-        call = pairs.PairCall(shapes, *options)
-        out, lse = pairs.run_forward(call)
+        call = pair_call.PairCall(shapes, *options)
+        out, lse = pair_call.run_forward(call)
         if is_trained:
-            pairs.run_backward(call, out, lse, out, None, is_spectral=is_spectral)
+            pair_call.run_backward(call, out, lse, out, None, is_spectral=is_spectral)
 
     prepare(kind, rehearse, f"short series, head size {width}")
 
@@ -178,15 +178,15 @@ def _run_pairs(*args: Any) -> tuple[Tensor, Tensor]:
     # As in `attention_forward`.
     wants = [x is not None and x.requires_grad for x in tensors[:9]]
     _prepare_pairs(tensors, options, is_trained=any(wants), is_spectral=any(wants[5:]))
-    return pairs.run_forward(pairs.PairCall(tensors, *options))
+    return pair_call.run_forward(pair_call.PairCall(tensors, *options))
 
 
 def _run_pairs_backward(*args: Any) -> list[Tensor]:
-    """Return what `pairs.run_backward` does."""
+    """Return what `pair_call.run_backward` does."""
     *options, is_spectral = args[16:]
     _prepare_pairs(args[:12], options, is_trained=True, is_spectral=is_spectral)
-    call = pairs.PairCall(args[:12], *options)
-    return pairs.run_backward(call, *args[12:16], is_spectral=is_spectral)
+    call = pair_call.PairCall(args[:12], *options)
+    return pair_call.run_backward(call, *args[12:16], is_spectral=is_spectral)
 
 
 pair_forward = _operator("pair_forward", f"({_PAIRED}, {_OPTIONS}) -> (Tensor, Tensor)")(_run_pairs)
