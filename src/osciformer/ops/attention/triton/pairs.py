@@ -249,41 +249,23 @@ def pair_forward(t, out_ptr, lse_ptr, STRICT: tl.constexpr, K: tl.constexpr):
 # --- Backward. ------------------------------------------------------------------------------------
 
 
-class Sums(NamedTuple):
-    """Sums over rows of gradients of a side.
-
-    Of its tokens and velocities, ``[channels, keys]``, of gamma and omega^2, ``[channels]``.
-    """
-
-    x: Any
-    u: Any
-    gamma: Any
-    omega2: Any
-
-
-@triton.jit
-def no_sums(K: tl.constexpr):
-    """Return sums before the first row."""
-    x, gamma = tl.zeros([K.C, KEYS], tl.float32), tl.zeros([K.C], tl.float32)
-    return Sums(x, x, gamma, gamma)
-
-
 @triton.jit
 def meet_backward(
-    side, row_view, at, rows, keys, gaps, shares, sums,
+    side, row_view, at, rows, keys, gaps, shares, d_x, d_u, d_gamma, d_omega2,
     OF_KEYS: tl.constexpr, SPECTRAL: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
-    """Add to the gradients of one side, of which each pair has a share.
+    """Add to the gradients of one side, of which each pair has a share, and return them.
 
-    Returns also the gradients of rows ``[rows, channels]``, or for values those of their weights
-    ``[rows, keys]``.
+    Those of tokens and velocities are ``[channels, keys]``, those of gamma and omega^2
+    ``[channels]``. The last result are the gradients of rows ``[rows, channels]``, or for values
+    those of their weights ``[rows, keys]``.
     """
     AVERAGE: tl.constexpr = OF_KEYS or K.AVERAGE
     HAS_U: tl.constexpr = side.velocity is not None
     inside, present = rows < at.rows, keys < at.keys
     wide = tl.arange(0, K.C)
-    d_x, d_u, d_gamma, d_omega2 = sums.x, sums.u, sums.gamma, sums.omega2
-    found = tl.zeros([ROWS, K.C] if OF_KEYS else [ROWS, KEYS], tl.float32)
+    WIDE: tl.constexpr = K.C if OF_KEYS else KEYS
+    found = tl.zeros([ROWS, WIDE], tl.float32)
     for c in range(at.channels):
         form = channel_form(side, at, c, K)
         gap = cf.gap_functions(gaps.s, form, K)
@@ -317,7 +299,7 @@ def meet_backward(
             if HAS_U:
                 by_omega2 += second * u
             d_omega2 += tl.where(wide == c, tl.sum(tl.sum(part * by_omega2, 0), 0), 0.0)
-    return Sums(d_x, d_u, d_gamma, d_omega2), found
+    return d_x, d_u, d_gamma, d_omega2, found
 
 
 @triton.jit
@@ -330,7 +312,7 @@ def store_columns(x, at, keys, value, K: tl.constexpr):
 
 
 @triton.jit
-def store_spectrum(d_spectra, side, at, program, programs, sums, K: tl.constexpr):
+def store_spectrum(d_spectra, side, at, program, programs, d_gamma, d_omega2, K: tl.constexpr):
     """Store the gradients of omega and zeta, from those of gamma = zeta omega and omega^2."""
     wide = tl.arange(0, K.C)
     inside = wide < at.channels
@@ -339,9 +321,9 @@ def store_spectrum(d_spectra, side, at, program, programs, sums, K: tl.constexpr
     zeta = tl.load(side.zeta + own, mask=inside, other=0.0).to(tl.float32)
     size = at.heads * at.channels
     where = d_spectra + program * size + own
-    d_omega = zeta * sums.gamma + 2.0 * omega * sums.omega2
+    d_omega = zeta * d_gamma + 2.0 * omega * d_omega2
     tl.store(where, d_omega, mask=inside)
-    tl.store(where + programs * size, omega * sums.gamma, mask=inside)
+    tl.store(where + programs * size, omega * d_gamma, mask=inside)
 
 
 @triton.jit
@@ -354,7 +336,10 @@ def pair_backward(t, up, grads, odd_batch, STRICT: tl.constexpr, K: tl.constexpr
     wide = tl.arange(0, K.C)
     batch = odd_batch // 2
     earliest = times_of(t.key_times, at, tile * KEYS, at.keys)
-    of_keys, of_values = no_sums(K), no_sums(K)
+    d_k = tl.zeros([K.C, KEYS], tl.float32)
+    d_v, d_key_u, d_value_u = d_k, d_k, d_k
+    key_gamma = tl.zeros([K.C], tl.float32)
+    key_omega2, value_gamma, value_omega2 = key_gamma, key_gamma, key_gamma
     lines = (at.series * at.heads + at.head) * at.rows
     for start in range(0, at.rows, ROWS):
         rows = start + tl.arange(0, ROWS)
@@ -370,24 +355,26 @@ def pair_backward(t, up, grads, odd_batch, STRICT: tl.constexpr, K: tl.constexpr
             delta = tl.sum(out * rectangle(up.d_out, at, rows, inside, wide), 1)
             is_given = inside & (up.has_d_lse > 0)
             delta -= tl.load(up.d_lse + lines + rows, mask=is_given, other=0.0)
-            of_values, d_weights = meet_backward(
-                t.v, up.d_out, at, rows, keys, gaps, weights, of_values, False, SPECTRAL, K
-            )
+            d_v, d_value_u, value_gamma, value_omega2, d_weights = meet_backward(
+                t.v, up.d_out, at, rows, keys, gaps, weights,
+                d_v, d_value_u, value_gamma, value_omega2, False, SPECTRAL, K,
+            )  # fmt: skip
             shares = weights * (d_weights - delta[:, None]) * t.scale
-            of_keys, d_q = meet_backward(
-                t.k, t.q, at, rows, keys, gaps, shares, of_keys, True, SPECTRAL, K
-            )
+            d_k, d_key_u, key_gamma, key_omega2, d_q = meet_backward(
+                t.k, t.q, at, rows, keys, gaps, shares,
+                d_k, d_key_u, key_gamma, key_omega2, True, SPECTRAL, K,
+            )  # fmt: skip
         where = ((tile * batch + at.series) * at.rows + rows) * at.heads + at.head
         inside_d_q = inside[:, None] & (wide < at.channels)[None, :]
         tl.store(grads.q + where[:, None] * at.channels + wide[None, :], d_q, mask=inside_d_q)
-    store_columns(grads.k, at, keys, of_keys.x, K)
-    store_columns(grads.v, at, keys, of_values.x, K)
+    store_columns(grads.k, at, keys, d_k, K)
+    store_columns(grads.v, at, keys, d_v, K)
     if t.k.velocity is not None:
-        store_columns(grads.key_velocity, at, keys, of_keys.u, K)
+        store_columns(grads.key_velocity, at, keys, d_key_u, K)
     if t.v.velocity is not None:
-        store_columns(grads.value_velocity, at, keys, of_values.u, K)
+        store_columns(grads.value_velocity, at, keys, d_value_u, K)
     if SPECTRAL:
         program, programs = at.series * tl.num_programs(1) + tile, batch * tl.num_programs(1)
-        store_spectrum(grads.spectra, t.k, at, program, programs, of_keys, K)
-        of_values_ptr = grads.spectra + 2 * programs.to(tl.int64) * at.heads * at.channels
-        store_spectrum(of_values_ptr, t.v, at, program, programs, of_values, K)
+        store_spectrum(grads.spectra, t.k, at, program, programs, key_gamma, key_omega2, K)
+        of_values = grads.spectra + 2 * programs.to(tl.int64) * at.heads * at.channels
+        store_spectrum(of_values, t.v, at, program, programs, value_gamma, value_omega2, K)
