@@ -57,8 +57,8 @@ class PairCall:
         self.options = {
             "STRICT": is_strict,
             "K": precision,
-            # Closed forms in float64 take twice the registers.
-            "num_warps": 8 if precision.PRECISE else 4,
+            # Closed forms in float64 and sums over rows of many channels take registers.
+            "num_warps": 8 if precision.PRECISE or precision.C >= 64 else 4,
             "num_stages": 1,
         }
 
