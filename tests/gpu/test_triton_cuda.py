@@ -37,6 +37,8 @@ pytestmark = [
     # Of torch and Triton, while kernels are compiled. Warnings of this package stay errors.
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
+    # With an empty cache of kernels. That they were not compiled together stays an error.
+    pytest.mark.filterwarnings("ignore:compiling .* GPU kernels:UserWarning"),
 ]
 
 DEVICE = "cuda"
