@@ -25,7 +25,7 @@ def test_a_machine_without_gpu_is_told(cli: Call, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--head-size=24"], "--head-size must be one of 16, 32, 64, 128; got 24"),
+        (["--head-size=129"], "--head-size must be from 1 to 128; got 129"),
         (["--dtype=float64"], "--dtype must be one of float32, bfloat16, float16; got float64"),
         (["run", "--head-size=32"], "--head-size does not apply to a model"),
     ],

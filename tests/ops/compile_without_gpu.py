@@ -41,8 +41,8 @@ def shapes(length, batch=2):
     return [*tokens, None, None, *spectra, None, times, None]
 
 
-def rehearse(length, **flags):
-    """Return the launches that a call of this length would prepare."""
+def launches_of(prepare_call, *args, **flags):
+    """Return the launches that a call would prepare."""
     found = []
 
     def keep(kind, rehearsal, name):
@@ -51,15 +51,28 @@ def rehearse(length, **flags):
         found.extend(launches)
 
     operators.prepare = keep
-    operators._prepare(shapes(length), (0.25, True, False), **flags)
+    prepare_call(*args, (0.25, True, False), **flags)
     operators.prepare = compilation.prepare
     return found
 
 
-def count_kernels(launches):
-    """Return in how many ways the cheap kernels are compiled in this process."""
+def rehearse(length, **flags):
+    """Return the launches of a call of this length to the tiled kernels."""
+    return launches_of(operators._prepare, shapes(length), **flags)
+
+
+def rehearse_pairs(length, **flags):
+    """Return the launches of a call of this length to the kernels of short series."""
+    spectra = [torch.empty(HEADS, CHANNELS, dtype=torch.float32, device="meta")] * 4
+    q, k, v, *velocities, _, _, _, times, mask = shapes(length)
+    tensors = (q, k, v, *velocities, *spectra, times, times, mask)
+    return launches_of(operators._prepare_pairs, tensors, **flags)
+
+
+def count_kernels(launches, names=CHEAP):
+    """Return in how many ways some kernels are compiled in this process."""
     kernels = {one.kernel.__name__: one.kernel for one in launches}
-    return {name: len(kernels[name].device_caches[0][0]) for name in CHEAP}
+    return {name: len(kernels[name].device_caches[0][0]) for name in names}
 
 
 def main():
@@ -91,6 +104,14 @@ def main():
         one.kernel.device_caches.clear()
     with compilation.watched(lambda done, count: report["watched"].append([done, count])):
         compilation.compile_together(cheap, "a test")
+
+    for length in (24, 64, 255):
+        launches = rehearse_pairs(length, is_trained=True, is_spectral=True)
+        for one in launches:
+            one.kernel.warmup(*one.args, grid=(1,), **one.options)
+    report["pairs"] = count_kernels(launches, [one.kernel.__name__ for one in launches])
+    launches = rehearse_pairs(24, is_trained=False, is_spectral=False)
+    report["pairs_forward"] = [one.kernel.__name__ for one in launches]
 
     def fail():
         raise RuntimeError("no rehearsal")

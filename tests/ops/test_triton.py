@@ -18,6 +18,7 @@ from .interpreter_cases import (  # noqa: F401  (fixtures)
     quick_interpreter,
     short_spans,
     tied_times,
+    tiled,
     uneven_times,
 )
 from .triton_cases import VELOCITIES, ZETA, exact, make_inputs, run

@@ -60,6 +60,11 @@ def test_lengths_share_their_kernels(report):
     assert report["after_other_lengths"] == report["compiled"]
 
 
+def test_short_series_of_all_lengths_have_one_kernel_a_pass(report):
+    assert report["pairs"] == {"pair_forward": 1, "pair_backward": 1}
+    assert report["pairs_forward"] == ["pair_forward"]
+
+
 def test_a_watcher_sees_each_kernel(report):
     done = [one[0] for one in report["watched"]]
     assert done == list(range(1, len(done) + 1))

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
-
 import pytest
 import torch
 
 from .cases import DOUBLE, call
-from .interpreter_cases import assert_close
+from .interpreter_cases import assert_close, way_in
 from .triton_cases import exact, make_inputs, run
-
-# A function of that name hides the module.
-way_in = importlib.import_module("osciformer.ops.attention.triton.attend")
 
 
 def with_a_drive():
@@ -29,7 +24,8 @@ UNSERVED = {
         lambda: make_inputs(1, 5),
         {"query": "ridge_causal"},
     ),
-    "the head size is 24": (lambda: make_inputs(1, 5, channels=24), {}),
+    "the head size is 24": (lambda: make_inputs(1, 5, channels=24), {"query": "linear"}),
+    "the head size is 130": (lambda: make_inputs(1, 5, channels=130), {}),
     "tokens are float64": (lambda: make_inputs(1, 5, dtype=DOUBLE), {}),
     "there is a drive": (with_a_drive, {}),
     "or a rest position": (with_a_rest_position, {}),

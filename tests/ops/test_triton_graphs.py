@@ -12,6 +12,7 @@ from .interpreter_cases import (  # noqa: F401  (fixtures)
     assert_close,
     no_blocked,
     quick_interpreter,
+    tiled,
 )
 from .triton_cases import VELOCITIES, cotangent, make_inputs, run
 

@@ -5,7 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from .interpreter_cases import made_quick, path_inputs, tied_times
+from .interpreter_cases import (  # noqa: F401  (a fixture)
+    made_quick,
+    path_inputs,
+    tied_times,
+    tiled,
+)
 from .triton_cases import run
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*encountered in.*:RuntimeWarning")

@@ -14,6 +14,7 @@ from .interpreter_cases import (  # noqa: F401  (fixtures)
     no_blocked,
     quick_interpreter,
     tied_times,
+    tiled,
 )
 from .triton_cases import make_inputs
 

@@ -18,6 +18,7 @@ from .interpreter_cases import (  # noqa: F401  (fixtures)
     rounding_to_nearest,
     short_spans,
     tied_times,
+    tiled,
 )
 from .triton_cases import assert_within, errors, exact, make_inputs, plain, run
 

@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
     from osciformer.nn import OscillatorAttention
 
-HEAD_SIZES = (16, 32, 64, 128)
+HEAD_SIZES = range(1, 129)
 DTYPES = ("float32", "bfloat16", "float16")
-#: Lengths of series that take all kernels: within a tile, within a span, over several spans.
-LENGTHS = (40, 200, 1200)
+#: Lengths of series that take all kernels: short or within a tile, within a span, over several.
+LENGTHS = (40, 300, 1200)
 
 _RUN = Argument(help="Run folder or model file, for the kernels that it needs.")
-_HEAD_SIZE = Option(help="Channels a head: 16, 32, 64 or 128. May be given several times.")
+_HEAD_SIZE = Option(help="Channels a head, 1 to 128. May be given several times.")
 _DTYPE = Option(help="float32, bfloat16 or float16. May be given several times.")
 
 
@@ -49,8 +49,12 @@ def warm_up(
     and compiling again what is there takes a second. On a machine without a CUDA GPU there is
     nothing to compile.
     """
-    _check("--head-size", head_size, HEAD_SIZES)
-    _check("--dtype", dtype, DTYPES)
+    for one in head_size or ():
+        if one not in HEAD_SIZES:
+            raise Misuse(f"--head-size must be from 1 to {HEAD_SIZES[-1]}; got {one}")
+    for given in dtype or ():
+        if given not in DTYPES:
+            raise Misuse(f"--dtype must be one of {', '.join(DTYPES)}; got {given}")
     if run is not None and head_size:
         raise Misuse("--head-size does not apply to a model, which has its own; leave it out")
     path = None if run is None else find_model(run)
@@ -73,12 +77,6 @@ def warm_up(
     folder, size = cache_size()
     told = f"{compiled} kernels were compiled" if compiled else "all kernels were there"
     typer.echo(f"{told}, {seconds:.0f} s; {folder} has {size / 2**20:.0f} MiB")
-
-
-def _check(flag: str, given: Sequence[Any] | None, allowed: Sequence[Any]) -> None:
-    for one in given or ():
-        if one not in allowed:
-            raise Misuse(f"{flag} must be one of {', '.join(map(str, allowed))}; got {one}")
 
 
 def default_layers(head_sizes: Sequence[int] | None, dtypes: Sequence[str] | None) -> list[Layers]:
@@ -120,25 +118,28 @@ def prepare_kernels(groups: Sequence[Layers], device: torch.device) -> int:
     from rich.console import Console
     from rich.progress import Progress
 
-    from osciformer.ops.attention.triton import compilation
+    from osciformer.ops.attention.triton import CHANNELS, compilation
 
     before, console = count_kernels(), Console(stderr=True)
     with Progress(console=console, disable=not console.is_terminal) as bar:
         for group in groups:
-            task = bar.add_task(group.name, total=len(group.layers) * len(LENGTHS))
-            for layer in group.layers:
-                for length in LENGTHS:
-                    # Kernels are compiled together; the bar moves by each of them.
-                    begun = bar.tasks[task].completed
+            # Other head sizes have kernels of short series alone.
+            calls = [
+                (layer, length)
+                for layer in group.layers
+                for length in (LENGTHS if layer.inner_dim in CHANNELS else LENGTHS[:1])
+            ]
+            task = bar.add_task(group.name, total=len(calls))
+            for layer, length in calls:
+                # Kernels are compiled together; the bar moves by each of them.
+                begun = bar.tasks[task].completed
 
-                    def watch(
-                        done: int, count: int, task: Any = task, begun: float = begun
-                    ) -> None:
-                        bar.update(task, completed=begun + done / (count + 1))
+                def watch(done: int, count: int, task: Any = task, begun: float = begun) -> None:
+                    bar.update(task, completed=begun + done / (count + 1))
 
-                    with compilation.watched(watch):
-                        run_layer(layer, length, group.dtype, device)
-                    bar.update(task, completed=begun + 1)
+                with compilation.watched(watch):
+                    run_layer(layer, length, group.dtype, device)
+                bar.update(task, completed=begun + 1)
     return count_kernels() - before
 
 

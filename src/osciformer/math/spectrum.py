@@ -39,8 +39,8 @@ def zeta_from_raw(raw: _Shaped) -> _Shaped:
 
     There is no upper bound: critical ($\zeta = 1$) and overdamped channels are reachable.
     """
-    # logaddexp and not softplus: the latter drops exp(-raw) above 20, an error of 1e-10 in float64.
-    return torch.logaddexp(raw, torch.zeros_like(raw))
+    # The usual threshold of 20 would drop exp(-raw) above it, an error of 1e-10 in float64.
+    return torch.nn.functional.softplus(raw, threshold=40.0)
 
 
 def raw_from_zeta(zeta: _Shaped) -> _Shaped:

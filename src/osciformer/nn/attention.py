@@ -263,18 +263,19 @@ class OscillatorAttention(nn.Module):
         Returns:
             The rows, or `(rows, internals)`.
         """
-        checks = DeferredChecks()
+        checks, spectra = DeferredChecks(), self._spectra()
         if validate:
             check_tokens(x, times, mask, query_times, query_x, name="x", dim=self.dim)
             check_time_values(times, mask, query_times, checks)
-            self.check_spectra(checks)
+            check_spectra(spectra, self.num_heads, self.inner_dim, checks)
             checks.start() if self.tolerates_bad_values(x) else checks.finish()
             times = clean_times(times, mask)
             if mask is not None:
                 x = torch.where(mask[..., None], x, 0.0)
         kv = self.project_keys(x)
+        seen = kv, spectra, times, mask
         if query_times is None:
-            out, weights = self._attend((x, times, mask), kv, times, mask, return_internals)
+            out, weights = self._attend((x, times, mask), *seen, return_internals)
             if mask is not None:
                 out = torch.where(mask[..., None], out, 0.0)
                 if weights is not None:
@@ -285,7 +286,7 @@ class OscillatorAttention(nn.Module):
                 held = last_observation(times, query_times, mask, backfill=backfill)
                 query_x = take_tokens(x, held)
             rows, back = self._sorted_rows(query_x, query_times, x, times, mask)
-            out, weights = self._attend(rows, kv, times, mask, return_internals)
+            out, weights = self._attend(rows, *seen, return_internals)
             out = out.take_along_dim(back[..., None], dim=1)
             if weights is not None:
                 weights = weights.take_along_dim(back[:, None, :, None], dim=2)
@@ -293,7 +294,7 @@ class OscillatorAttention(nn.Module):
         if weights is None or not return_internals:
             return out
         asked = times if query_times is None else query_times
-        settings: Any = {"drive": self.drive(), "direction": self.direction, **self._spectra()}
+        settings: Any = {"drive": self.drive(), "direction": self.direction, **spectra}
         return out, AttentionInternals(weights, times, asked, mask, kv.keys, kv.values, **settings)
 
     def _spectra(self) -> dict[str, Tensor]:
@@ -304,7 +305,8 @@ class OscillatorAttention(nn.Module):
 
     def check_spectra(self, checks: DeferredChecks) -> None:
         """Refuse spectra that are not finite, as after a training that diverged."""
-        check_spectra(self._spectra(), self.num_heads, self.inner_dim, checks)
+        with torch.no_grad():
+            check_spectra(self._spectra(), self.num_heads, self.inner_dim, checks)
 
     def tolerates_bad_values(self, x: Tensor) -> bool:
         """Return whether values may be checked after the work is queued: kernels without a fit."""
@@ -356,13 +358,20 @@ class OscillatorAttention(nn.Module):
         return {"omega": self.query_bank.omega, **{n: self._repeated(x) for n, x in learned}}
 
     def _attend(
-        self, rows: _Rows, kv: KeyValues, times: Tensor, mask: Tensor | None, return_weights: bool
+        self,
+        rows: _Rows,
+        kv: KeyValues,
+        spectra: dict[str, Tensor],
+        times: Tensor,
+        mask: Tensor | None,
+        return_weights: bool,
     ) -> tuple[Tensor, Tensor | None]:
         """Return the layer's output at the rows, and the weights if they are asked for."""
         row_x, row_times, row_mask = rows
+        key, value = ((spectra[f"{role}_omega"], spectra[f"{role}_zeta"]) for role in _ROLES)
         keys, values = (
-            inputs.Oscillators(x.start, spectrum.omega, spectrum.zeta, x.velocity, x.equilibrium)
-            for x, spectrum in ((kv.keys, self.key_spectrum), (kv.values, self.value_spectrum))
+            inputs.Oscillators(x.start, *spectrum, x.velocity, x.equilibrium)
+            for x, spectrum in ((kv.keys, key), (kv.values, value))
         )
         queries = self.project_queries(row_x)
         asked = self.query, queries, row_times, self.query_settings(), row_mask

@@ -93,27 +93,34 @@ def check_times(
     if not can_look(times) or times.numel() == 0:
         return
     t = times.detach()
-    present = torch.ones_like(t, dtype=torch.bool) if mask is None else mask
-    # The largest present time so far, shifted by one, is what each present time must reach.
-    filled = torch.where(present, t, -torch.inf)
-    before = pad(filled.cummax(dim=1).values[:, :-1], (1, 0), value=-torch.inf)
-    is_bad, is_early = present & ~torch.isfinite(t), present & (t < before)
+    # NaN fails both. What the message needs is worked out if there is one.
+    is_fine = (t.abs() < torch.inf) & (t >= _times_before(t, mask))
+    if mask is not None:
+        is_fine = is_fine | ~mask
 
     def refuse() -> None:
-        b, n = (is_bad if bool(is_bad.any()) else is_early).nonzero()[0].tolist()
+        present = torch.ones_like(t, dtype=torch.bool) if mask is None else mask
+        is_bad, before = present & ~torch.isfinite(t), _times_before(t, mask)
+        b, n = (is_bad if bool(is_bad.any()) else ~is_fine).nonzero()[0].tolist()
         found = f"series {b} has {name}[{b}, {n}] = {t[b, n].item()}"
         if bool(is_bad[b, n]):
             raise ValueError(f"{name} must be finite; {found}. Drop the observation or mask it out")
-        earlier = int((filled[b, :n] == before[b, n]).nonzero()[-1])
+        earlier = int((present[b, :n] & (t[b, :n] == before[b, n])).nonzero()[-1])
         raise ValueError(
             f"{name} must not decrease within a series; {found} < {name}[{b}, {earlier}] ="
             f" {before[b, n].item()}. Sort the observations by time"
         )
 
     pending = DeferredChecks() if checks is None else checks
-    pending.add((is_bad | is_early).any(), refuse)
+    pending.add(~is_fine.all(), refuse)
     if checks is None:
         pending.finish()
+
+
+def _times_before(t: Tensor, mask: Tensor | None) -> Tensor:
+    """Return what each present time must reach: the largest present time before it."""
+    filled = t if mask is None else torch.where(mask, t, -torch.inf)
+    return pad(filled.cummax(dim=1).values[:, :-1], (1, 0), value=-torch.inf)
 
 
 def check_spectra(
@@ -126,8 +133,10 @@ def check_spectra(
     tensors = [x.detach() for x in spectra.values()]
     if not all(map(can_look, tensors)) or heads * channels == 0:
         return
-    together = torch.stack([x.double() for x in tensors])
-    is_fine = (together >= 0) & torch.isfinite(together)
+    if len({x.dtype for x in tensors}) > 1:
+        tensors = [x.double() for x in tensors]
+    together = torch.stack(tensors)
+    is_fine = (together >= 0) & (together < torch.inf)
 
     def refuse() -> None:
         for (name, x), fine in zip(spectra.items(), is_fine, strict=True):

@@ -18,8 +18,11 @@ from osciformer.ops.attention.inputs import AttentionInputs, AttentionResult
 from osciformer.ops.attention.query import ConstantPath, LinearPath, SinusoidPath
 from osciformer.ops.attention.ties import take_rows
 
-#: Head sizes and dtypes that the kernels are compiled for.
+#: Head sizes of the tiled kernels, and dtypes of all kernels.
 CHANNELS = (16, 32, 64, 128)
+#: Up to how many rows and keys pairs are evaluated one by one, and up to which head size; beyond
+#: the first length only where the tiled kernels do not have the head size.
+PAIRED_LENGTHS, PAIRED_CHANNELS = (256, 1024), 128
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 _HAS_TRITON = importlib.util.find_spec("triton") is not None
@@ -48,6 +51,15 @@ def missing(device: torch.device, *, instead: str = "blocked") -> str | None:
     return None
 
 
+def is_paired(inputs: AttentionInputs) -> bool:
+    """Return whether a call is one for the kernels of short series, if any kernel supports it."""
+    length = max(inputs.query_times.shape[1], inputs.key_times.shape[1])
+    channels = inputs.keys.start.shape[-1]
+    if not isinstance(inputs.path, ConstantPath) or channels > PAIRED_CHANNELS:
+        return False
+    return length <= PAIRED_LENGTHS[channels not in CHANNELS]
+
+
 def unsupported(inputs: AttentionInputs, dtype: torch.dtype) -> str | None:
     """Return why no kernel supports a call whose products are of `dtype`, or None."""
     path, query_times, key_times = inputs.path, inputs.query_times, inputs.key_times
@@ -56,7 +68,7 @@ def unsupported(inputs: AttentionInputs, dtype: torch.dtype) -> str | None:
     if not isinstance(path, ConstantPath) and not _are_same(query_times, key_times):
         return "the query path is shared by all rows, and these have times of their own"
     channels = inputs.keys.start.shape[-1]
-    if channels not in CHANNELS:
+    if channels not in CHANNELS and not is_paired(inputs):
         return f"the head size is {channels}, not one of {', '.join(map(str, CHANNELS))}"
     if dtype not in DTYPES:
         return f"tokens are {str(dtype).removeprefix('torch.')}"
@@ -97,6 +109,14 @@ def attend(inputs: AttentionInputs) -> AttentionResult:
     # The only import inside a function: the package must import without Triton.
     from osciformer.ops.attention.triton import operators
 
+    if is_paired(inputs):
+        assert isinstance(path, ConstantPath)
+        tokens = (path.q, k, v, keys.velocity, values.velocity)
+        dense = [x if x is None or x.stride(-1) == 1 else x.contiguous() for x in tokens]
+        others = (keys.omega, keys.zeta, values.omega, values.zeta, query_times, key_times, mask)
+        dense += [None if x is None else x.contiguous() for x in others]
+        options = (inputs.scale, inputs.value == "average", inputs.strict)
+        return AttentionResult(*operators.attend_pairs(*dense, *options))
     times, out_dtype, line, integrals = key_times.double(), v.dtype, None, None
     velocities = [keys.velocity, values.velocity]
     key_spectrum, value_spectrum = (

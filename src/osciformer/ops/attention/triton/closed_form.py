@@ -90,12 +90,8 @@ class Step(NamedTuple):
 
 
 @triton.jit
-def build_table(gamma_ptr, omega2_ptr, table, C: tl.constexpr):
-    """Write what `load_spectrum` reads, for one head a program, all in float64."""
-    head = tl.program_id(0)
-    c = tl.arange(0, C)
-    gamma = tl.load(gamma_ptr + head * C + c)
-    omega2 = tl.load(omega2_ptr + head * C + c)
+def _constants(gamma, omega2):
+    """Return the fields of `Spectrum` up to `j5` from float64 numbers, in float64."""
     disc = gamma * gamma - omega2
     # gamma and omega come as one rounding each: a critical channel may be off by that much.
     disc = tl.where(tl.abs(disc) <= 1e-15 * omega2, 0.0, disc)
@@ -124,14 +120,24 @@ def build_table(gamma_ptr, omega2_ptr, table, C: tl.constexpr):
     planes = (turns, gamma, omega2, slow, spread, disc, rate)
     planes = planes + (inv_root, inv_spread, inv_omega2, half_inv_disc)  # noqa: RUF005
     planes = planes + (v1 / 6, v2 / 24, v3 / 120, v4 / 720, v5 / 5040, v6 / 40320)  # noqa: RUF005
-    planes = planes + (  # noqa: RUF005
+    return planes + (  # noqa: RUF005
         2.0 * v1 / 120,
         (2.0 * v2 + v1 * v1) / 720,
         (2.0 * v3 + 2.0 * v1 * v2) / 5040,
         (2.0 * v4 + 2.0 * v1 * v3 + v2 * v2) / 40320,
         (2.0 * v5 + 2.0 * v1 * v4 + 2.0 * v2 * v3) / 362880,
-        tl.max(spread, 0) + tl.zeros_like(spread),
     )
+
+
+@triton.jit
+def build_table(gamma_ptr, omega2_ptr, table, C: tl.constexpr):
+    """Write what `load_spectrum` reads, for one head a program, all in float64."""
+    head = tl.program_id(0)
+    c = tl.arange(0, C)
+    gamma = tl.load(gamma_ptr + head * C + c)
+    omega2 = tl.load(omega2_ptr + head * C + c)
+    planes = _constants(gamma, omega2)
+    planes = planes + (tl.max(planes[4], 0) + tl.zeros_like(gamma),)  # noqa: RUF005
     for n in tl.static_range(NUM_PLANES):
         tl.store(table + (head * NUM_PLANES + n) * C + c, planes[n])
 
@@ -142,6 +148,14 @@ def rounded(x, K: tl.constexpr):
     if not K.PRECISE:
         x = x.to(tl.float32)
     return x
+
+
+@triton.jit
+def _as_spectrum(turns, planes, widest):
+    """Return a `Spectrum` from `turns`, the other planes, rounded, and the largest spread."""
+    exponent = planes[2] * -1.4426950408889634
+    is_critical = tl.where(planes[4] == 0.0, 1.0, 0.0)
+    return Spectrum(turns, *planes, widest, exponent, is_critical)
 
 
 @triton.jit
@@ -157,9 +171,17 @@ def load_spectrum(table, head, channels, K: tl.constexpr):
     for i in tl.static_range(1, 22):
         planes = planes + (rounded(tl.load(c + i * K.C), K),)  # noqa: RUF005
     widest = tl.load(table + (head * NUM_PLANES + 22) * K.C)
-    exponent = planes[2] * -1.4426950408889634
-    is_critical = tl.where(planes[4] == 0.0, 1.0, 0.0)
-    return Spectrum(tl.load(c), *planes, widest, exponent, is_critical)
+    return _as_spectrum(tl.load(c), planes, widest)
+
+
+@triton.jit
+def spectrum_of(omega, zeta, K: tl.constexpr):
+    """Return the `Spectrum` of one channel, scalars, from float64 frequency and damping ratio."""
+    exact = _constants(zeta * omega, omega * omega)
+    planes = ()
+    for i in tl.static_range(1, 22):
+        planes = planes + (rounded(exact[i], K),)  # noqa: RUF005
+    return _as_spectrum(exact[0], planes, exact[4])
 
 
 @triton.jit
@@ -250,10 +272,10 @@ def oscillate(s, spectrum, K: tl.constexpr):
     g11 = ct + gamma * g12
     y = rate * x
     i12 = tl.where(y < 0.4, x * x * _i12_series(y, spectrum), (1.0 - g11) * spectrum.inv_omega2)
-    if tl.max(spread) > 0:
+    if spectrum.widest > 0:
         w = slow * x
         apart = _i12_apart(x, w, w + spread * x, tl.exp(-w), second, inv_spread)
-        i12 = tl.where((spread > 0.5 * rate) & (y >= 0.4), apart, i12)
+        i12 = tl.where(spread > 0.5 * rate, tl.where(y >= 0.4, apart, i12), i12)
     return Gap(g11, ct, g12, i12)
 
 
@@ -271,9 +293,9 @@ def spectral_derivatives(s, spectrum, gap, K: tl.constexpr):
     y = rate * x
     j = (0.5 * x * g12 - gamma * f - i12) * spectrum.inv_omega2
     j = tl.where(y < 0.3, -x * x * x * x * _j_series(y, spectrum), j)
-    if tl.max(spread) > 0:
+    if spectrum.widest > 0:
         apart = _j_apart(x, slow * x, (slow + spread) * x, i12, inv_spread)
-        j = tl.where((spread > 0.5 * rate) & (y >= 0.3), apart, j)
+        j = tl.where(spread > 0.5 * rate, tl.where(y >= 0.3, apart, j), j)
     return f, j
 
 
@@ -404,6 +426,12 @@ def step_matrix(gap, form):
     p22 = g11 - 2.0 * form.gamma * g12
     i11 = g12 + 2.0 * form.gamma * i12
     return _as_step((g11, g12, p21, p22, i11, i12))
+
+
+@triton.jit
+def factors_of(m, AVERAGE: tl.constexpr):
+    """Return what a row multiplies position and velocity before the `Step` m with."""
+    return (m.i11, m.i12) if AVERAGE else (m.p11, m.p12)
 
 
 @triton.jit

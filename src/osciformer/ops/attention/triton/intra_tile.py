@@ -59,12 +59,6 @@ def meeting_gaps(level, halves):
 
 
 @triton.jit
-def factors_of(m, AVERAGE: tl.constexpr):
-    """Return what a row multiplies position and velocity before the `Step` m with."""
-    return (m.i11, m.i12) if AVERAGE else (m.p11, m.p12)
-
-
-@triton.jit
 def level_logits(q_ptr, side, halves, at, K: tl.constexpr):
     """Return the integrals of query times key for the rows and keys of `halves`."""
     raw = tl.zeros([HALF, HALF], tl.float32)
@@ -116,7 +110,7 @@ def tile_forward(t, out_ptr, lse_ptr, sizes, K: tl.constexpr):
             gap = cf.gap_functions(halves.until[:, None], form, K)
             x1, x2, xs = cf.state_of(cf.step_matrix(gap, form), x, u, HAS_U)
             m = cf.step_matrix(cf.gap_functions(halves.since[:, None], form, K), form)
-            f1, f2 = factors_of(m, K.AVERAGE)
+            f1, f2 = cf.factors_of(m, K.AVERAGE)
             more = f1 * product(weights, x1.to(K.OPERAND), K)
             more += f2 * product(weights, x2.to(K.OPERAND), K)
             if K.AVERAGE:
@@ -176,7 +170,7 @@ def level_backward(
         x1, x2, xs = cf.state_of(m, x, u, HAS_U)
         s = halves.since[:, None]
         gap = cf.gap_functions(s, form, K)
-        f1, f2 = factors_of(cf.step_matrix(gap, form), AVERAGE)
+        f1, f2 = cf.factors_of(cf.step_matrix(gap, form), AVERAGE)
         first, second = (row * f1).to(K.OPERAND), (row * f2).to(K.OPERAND)
         d_x1, d_x2 = product(tl.trans(part), first, K), product(tl.trans(part), second, K)
         d_xs = tl.zeros([HALF, WIDTH], tl.float32)
@@ -202,9 +196,9 @@ def level_backward(
             f, j = cf.gap_slopes(s, form, slopes, gap, K)
             omega2_step = cf.slope_matrix(s, gap, f, j, form, K)
             gamma_step = cf.damping_matrix(s, gap, f, j, form, True, K)
-            f1, f2 = factors_of(gamma_step, AVERAGE)
+            f1, f2 = cf.factors_of(gamma_step, AVERAGE)
             d_gamma += y1 * (row * f1) + y2 * (row * f2)
-            f1, f2 = factors_of(omega2_step, AVERAGE)
+            f1, f2 = cf.factors_of(omega2_step, AVERAGE)
             d_omega2 += y1 * (row * f1) + y2 * (row * f2)
             lib.store_spectral(d_side.spectrum, program, d_gamma, d_omega2, channels, K)
     return found

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 import triton
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
-from osciformer.ops.attention.triton import path_integrals
+from osciformer.ops.attention.triton import pair_call, path_integrals
 from osciformer.ops.attention.triton.call import (
     Call,
     format_for,
@@ -23,7 +25,7 @@ from osciformer.ops.attention.triton.launch import run_backward, run_forward
 from osciformer.ops.attention.triton.path_integrals import ROWS, STEPS, Modes
 from osciformer.ops.attention.triton.primitives import WIDTH, Side, Tokens, sizes_of
 
-__all__ = ["attention_forward", "padded_length", "path_forward"]
+__all__ = ["attend_pairs", "attention_forward", "padded_length", "path_forward"]
 
 
 def _operator(name: str, schema: str) -> Callable[[Callable[..., Any]], Any]:
@@ -135,6 +137,131 @@ def _pull_back(ctx: Any, d_out: Tensor, d_lse: Tensor, _: Any) -> tuple[Tensor |
 
 
 attention_forward.register_autograd(_pull_back, setup_context=_setup_context)
+
+
+# --- Attention over short series, pair by pair. ---------------------------------------------------
+
+_PAIRED = (
+    "Tensor q, Tensor k, Tensor v, Tensor? key_velocity, Tensor? value_velocity, Tensor key_omega, "
+    "Tensor key_zeta, Tensor value_omega, Tensor value_zeta, Tensor query_times, Tensor key_times, "
+    "Tensor? mask"
+)
+
+
+def _prepare_pairs(
+    tensors: Sequence[Any], options: Sequence[Any], *, is_trained: bool, is_spectral: bool
+) -> None:
+    """Compile both kernels of calls like this one; without `is_trained` the first."""
+    q: Tensor = tensors[0]
+    width = triton.next_power_of_2(q.shape[3])
+    dtypes = (None if x is None else x.dtype for x in tensors)
+    kind = ("pairs", q.device, width, *dtypes, *options[1:], is_trained, is_spectral)
+
+    def rehearse() -> None:
+        shapes = [None if x is None else torch.empty_like(x, device="meta") for x in tensors]
+        call = pair_call.PairCall(shapes, *options)
+        out, lse = pair_call.run_forward(call)
+        if is_trained:
+            pair_call.run_backward(call, out, lse, out, None, is_spectral=is_spectral)
+
+    prepare(kind, rehearse, f"short series, head size {width}")
+
+
+def _run_pairs(*args: Any) -> tuple[Tensor, Tensor]:
+    """Return output ``[B, M, H, C]`` and logsumexp ``[B, H, M]`` float32.
+
+    Tokens are ``[B, M, H, C]`` and ``[B, N, H, C]`` of any strides but over channels, which follow
+    each other. The others are contiguous: times ``[B, M]`` and ``[B, N]``, sorted, a mask of keys
+    ``[B, N]``, frequencies and damping ratios ``[H, C]``, in any floating-point dtype.
+    """
+    tensors, options = args[:12], args[12:]
+    # As in `attention_forward`.
+    wants = [x is not None and x.requires_grad for x in tensors[:9]]
+    _prepare_pairs(tensors, options, is_trained=any(wants), is_spectral=any(wants[5:]))
+    return pair_call.run_forward(pair_call.PairCall(tensors, *options))
+
+
+def _run_pairs_backward(*args: Any) -> list[Tensor]:
+    """Return what `pair_call.run_backward` does."""
+    *options, is_spectral = args[16:]
+    _prepare_pairs(args[:12], options, is_trained=True, is_spectral=is_spectral)
+    call = pair_call.PairCall(args[:12], *options)
+    return pair_call.run_backward(call, *args[12:16], is_spectral=is_spectral)
+
+
+pair_forward = _operator("pair_forward", f"({_PAIRED}, {_OPTIONS}) -> (Tensor, Tensor)")(_run_pairs)
+pair_backward = _operator(
+    "pair_backward",
+    f"({_PAIRED}, Tensor out, Tensor lse, Tensor d_out, Tensor? d_lse, {_OPTIONS}, "
+    "bool is_spectral) -> Tensor[]",
+)(_run_pairs_backward)
+
+
+@pair_forward.register_fake
+def _(*args: Any) -> tuple[Tensor, Tensor]:
+    q, v = args[0], args[2]
+    batch, num_rows, heads, _ = q.shape
+    return v.new_empty(q.shape), q.new_empty((batch, heads, num_rows), dtype=torch.float32)
+
+
+@pair_backward.register_fake
+def _(*args: Any) -> list[Tensor]:
+    # Gradients are contiguous, tokens need not be.
+    found = [x.new_empty(x.shape) for x in args[:5] if x is not None]
+    if args[-1]:
+        found.append(args[5].new_empty((4, *args[5].shape), dtype=torch.float32))
+    return found
+
+
+def _pair_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.options = inputs[12:]
+    ctx.save_for_backward(*inputs[:12], *output)
+    ctx.set_materialize_grads(False)
+
+
+def _pull_back_pairs(
+    run: Callable[..., list[Tensor]], ctx: Any, d_out: Tensor | None, d_lse: Tensor | None
+) -> tuple[Tensor | None, ...]:
+    *tensors, out, lse = ctx.saved_tensors
+    is_spectral = any(ctx.needs_input_grad[5:9])
+    d_out = torch.zeros_like(out) if d_out is None else d_out
+    d_out = d_out if d_out.stride(3) == 1 else d_out.contiguous()
+    d_lse = None if d_lse is None else d_lse.contiguous()
+    found = run(*tensors, out, lse, d_out, d_lse, *ctx.options, is_spectral)
+    tokens = iter(found)
+    grads = [None if x is None else next(tokens) for x in tensors[:5]]
+    spectra: Sequence[Tensor | None] = [None] * 4
+    if is_spectral:
+        pieces = zip(found[-1].unbind(), tensors[5:9], strict=True)
+        spectra = [piece.to(x.dtype) for piece, x in pieces]
+    return (*grads, *spectra, *[None] * 6)
+
+
+pair_forward.register_autograd(
+    partial(_pull_back_pairs, pair_backward), setup_context=_pair_context
+)
+
+
+class _Paired(torch.autograd.Function):
+    """What the operators do, for a fraction of the host's time."""
+
+    @staticmethod
+    def forward(ctx: Any, *args: Any) -> tuple[Tensor, Tensor]:
+        found = _run_pairs(*args)
+        _pair_context(ctx, args, found)
+        return found
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        return _pull_back_pairs(_run_pairs_backward, ctx, *grads)
+
+
+def attend_pairs(*args: Any) -> tuple[Tensor, Tensor]:
+    """Return what `pair_forward` does, through the operator where a graph is traced."""
+    is_traced = torch.compiler.is_compiling() or isinstance(args[0], torch._subclasses.FakeTensor)
+    found: tuple[Tensor, Tensor] = pair_forward(*args) if is_traced else _Paired.apply(*args)
+    return found
 
 
 # --- Integrals of shared query paths over the gaps between tokens. --------------------------------
