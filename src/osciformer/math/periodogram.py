@@ -25,24 +25,44 @@ def line_sums(
         step: Spacing f of the lines, in turns a unit of time.
         lines: Their number L.
     """
+    return _wave_sums(times, step, lines, kicks)[0]
+
+
+def _wave_sums(
+    times: Float[Tensor, "B N"],
+    step: float | Tensor,
+    lines: int,
+    kicks: Float[Tensor, "B N F"],
+    weights: Float[Tensor, "B N W"] | None = None,
+) -> tuple[Complex[Tensor, "B V L"], ...]:
+    """Return the sums of `line_sums`; those of weights besides, and also of twice the step."""
     rows, width = kicks.shape[1:]
     inner = min(64, lines)
     outer = -(-lines // inner)
-    high = torch.arange(outer, dtype=torch.float64, device=times.device) * inner + 1.0
+    high = torch.arange(outer, dtype=torch.float64, device=times.device)[:, None] * inner + 1.0
     low = torch.arange(inner, dtype=torch.float64, device=times.device)
 
-    def sums(times: Tensor, kicks: Tensor) -> Tensor:
+    def sums(times: Tensor, *drives: Tensor) -> list[Tensor]:
         turns = times * step
-        ahead = _spin(turns[:, None, :] * high[:, None])
-        kicked = kicks.float().transpose(1, 2)[:, :, None, :] * ahead[:, None]
-        found = kicked.flatten(1, 2) @ _spin(turns[:, :, None] * low)
-        return found.unflatten(1, (width, outer)).flatten(2)[..., :lines]
+        ahead, behind = _spin(turns[:, None, :] * high), _spin(turns[:, :, None] * low)
 
+        def along(drive: Tensor) -> Tensor:
+            kicked = drive.float().transpose(1, 2)[:, :, None, :] * ahead[:, None]
+            found = kicked.flatten(1, 2) @ behind
+            return found.unflatten(1, (-1, outer)).flatten(2)[..., :lines]
+
+        found = [along(drive) for drive in drives]
+        if weights is not None:
+            ahead, behind = ahead.square(), behind.square()
+            found.append(along(drives[-1]))
+        return found
+
+    drives = (kicks,) if weights is None else (kicks, weights)
     if torch.compiler.is_compiling():  # which cannot count chunks of a batch of any size
-        return sums(times, kicks)
+        return tuple(sums(times, *drives))
     size = max(1, _CHUNK // max(1, rows * (outer * width + inner)))
-    parts = zip(times.split(size), kicks.split(size), strict=True)
-    return torch.cat([sums(*part) for part in parts])
+    parts = zip(*(x.split(size) for x in (times, *drives)), strict=True)
+    return tuple(torch.cat(found) for found in zip(*(sums(*part) for part in parts), strict=True))
 
 
 def variance_shares(
@@ -68,12 +88,10 @@ def variance_shares(
         The shares, the numbers of known values (1 at least), and their squares about the mean.
     """
     kicks, count, total = centred(values, known)
-    sums = line_sums(times, kicks, step, lines)
     weights = known.double()
     if not torch.compiler.is_compiling() and bool((known == known[..., :1]).all()):
         weights = weights[..., :1]  # all variables are in all rows: one set of weights serves them
-    one = line_sums(times, weights, step, lines)
-    two = line_sums(times, weights, 2.0 * step, lines)
+    sums, one, two = _wave_sums(times, step, lines, kicks, weights)
     # Products of cosine and sine without their means: the best sine beside a mean.
     cosine = 0.5 * (count + two.real) - one.real**2 / count
     sine = 0.5 * (count - two.real) - one.imag**2 / count
