@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 
 from osciformer._types import Bool, Complex, Float, Tensor
 
-_CHUNK = 1 << 22  # numbers at a time
+_CHUNK, _CPU_CHUNK = 1 << 22, 1 << 18  # numbers at a time; on a CPU they stay in the cache
+_INNER = 64
 
 
 def line_sums(
@@ -25,44 +27,10 @@ def line_sums(
         step: Spacing f of the lines, in turns a unit of time.
         lines: Their number L.
     """
-    return _wave_sums(times, step, lines, kicks)[0]
+    def sums(times: Tensor, kicks: Tensor) -> Tensor:
+        return _Waves(times, step, lines).sums(kicks)
 
-
-def _wave_sums(
-    times: Float[Tensor, "B N"],
-    step: float | Tensor,
-    lines: int,
-    kicks: Float[Tensor, "B N F"],
-    weights: Float[Tensor, "B N W"] | None = None,
-) -> tuple[Complex[Tensor, "B V L"], ...]:
-    """Return the sums of `line_sums`; those of weights besides, and also of twice the step."""
-    rows, width = kicks.shape[1:]
-    inner = min(64, lines)
-    outer = -(-lines // inner)
-    high = torch.arange(outer, dtype=torch.float64, device=times.device)[:, None] * inner + 1.0
-    low = torch.arange(inner, dtype=torch.float64, device=times.device)
-
-    def sums(times: Tensor, *drives: Tensor) -> list[Tensor]:
-        turns = times * step
-        ahead, behind = _spin(turns[:, None, :] * high), _spin(turns[:, :, None] * low)
-
-        def along(drive: Tensor) -> Tensor:
-            kicked = drive.float().transpose(1, 2)[:, :, None, :] * ahead[:, None]
-            found = kicked.flatten(1, 2) @ behind
-            return found.unflatten(1, (-1, outer)).flatten(2)[..., :lines]
-
-        found = [along(drive) for drive in drives]
-        if weights is not None:
-            ahead, behind = ahead.square(), behind.square()
-            found.append(along(drives[-1]))
-        return found
-
-    drives = (kicks,) if weights is None else (kicks, weights)
-    if torch.compiler.is_compiling():  # which cannot count chunks of a batch of any size
-        return tuple(sums(times, *drives))
-    size = max(1, _CHUNK // max(1, rows * (outer * width + inner)))
-    parts = zip(*(x.split(size) for x in (times, *drives)), strict=True)
-    return tuple(torch.cat(found) for found in zip(*(sums(*part) for part in parts), strict=True))
+    return _in_parts(sums, lines, times, kicks)
 
 
 def variance_shares(
@@ -91,14 +59,22 @@ def variance_shares(
     weights = known.double()
     if not torch.compiler.is_compiling() and bool((known == known[..., :1]).all()):
         weights = weights[..., :1]  # all variables are in all rows: one set of weights serves them
-    sums, one, two = _wave_sums(times, step, lines, kicks, weights)
-    # Products of cosine and sine without their means: the best sine beside a mean.
-    cosine = 0.5 * (count + two.real) - one.real**2 / count
-    sine = 0.5 * (count - two.real) - one.imag**2 / count
-    both = 0.5 * two.imag - one.real * one.imag / count
-    fitted = sine * sums.real**2 + cosine * sums.imag**2 - 2.0 * both * sums.real * sums.imag
-    share = fitted / torch.maximum(cosine * sine - both**2, 1e-3 * count**2)
-    return (share / total.clamp(min=1e-12)).clamp(0.0, 1.0), count, total
+
+    def shares(
+        times: Tensor, kicks: Tensor, weights: Tensor, count: Tensor, total: Tensor
+    ) -> Tensor:
+        waves = _Waves(times, step, lines)
+        found = waves.sums(kicks), waves.sums(weights), waves.sums(weights, power=2)
+        (a, b), (one, one_b), (two, two_b) = (torch.view_as_real(x).double().unbind(-1) for x in found)
+        # Products of cosine and sine without their means: the best sine beside a mean.
+        cosine = 0.5 * (count + two) - one.square() / count
+        sine = 0.5 * (count - two) - one_b.square() / count
+        both = 0.5 * two_b - one * one_b / count
+        fitted = sine * a.square() + cosine * b.square() - 2.0 * both * a * b
+        share = fitted / torch.maximum(cosine * sine - both.square(), 1e-3 * count.square())
+        return (share / total.clamp(min=1e-12)).clamp(0.0, 1.0)
+
+    return _in_parts(shares, lines, times, kicks, weights, count, total), count, total
 
 
 def centred(
@@ -111,6 +87,38 @@ def centred(
     return kicks, count[..., None], kicks.square().sum(1)[..., None]
 
 
+class _Waves:
+    """All lines at all times, as products of two exponentials."""
+
+    def __init__(self, times: Float[Tensor, "B N"], step: float | Tensor, lines: int) -> None:
+        inner = min(_INNER, lines)
+        outer = -(-lines // inner)
+        high = torch.arange(outer, dtype=torch.float64, device=times.device) * inner + 1.0
+        low = torch.arange(inner, dtype=torch.float64, device=times.device)
+        turns = times * step
+        self.lines = lines
+        self.high, self.low = _spin(turns[:, None, :] * high[:, None]), _spin(turns[..., None] * low)
+
+    def sums(self, kicks: Float[Tensor, "B N F"], power: int = 1) -> Complex[Tensor, "B F L"]:
+        """Return what `line_sums` does, of lines with `power` times the frequencies."""
+        high, low = self.high**power, self.low**power
+        kicked = kicks.float().transpose(1, 2)[:, :, None, :] * high[:, None]
+        found = kicked.flatten(1, 2) @ low
+        return found.unflatten(1, (kicks.shape[2], -1)).flatten(2)[..., : self.lines]
+
+
+def _in_parts(function: Callable[..., Tensor], lines: int, *given: Tensor) -> Tensor:
+    """Return what a function gives for times and kicks, of so many series that memory is small."""
+    if torch.compiler.is_compiling():  # which cannot count chunks of a batch of any size
+        return function(*given)
+    rows, width = given[1].shape[1:]
+    inner = min(_INNER, lines)
+    chunk = _CPU_CHUNK if given[0].device.type == "cpu" else _CHUNK
+    size = max(1, chunk // max(1, rows * (-(-lines // inner) * width + inner)))
+    parts = zip(*(x.split(size) for x in given), strict=True)
+    return torch.cat([function(*part) for part in parts])
+
+
 def _spin(turns: Tensor) -> Tensor:
-    angle = ((turns - turns.round()) * (2.0 * math.pi)).float()  # exact for times of any size
-    return torch.polar(torch.ones_like(angle), angle)
+    angle = turns.round().sub_(turns).mul_(-2.0 * math.pi).float()  # exact for times of any size
+    return torch.view_as_complex(torch.stack((angle.cos(), angle.sin()), dim=-1))

