@@ -10,7 +10,7 @@ import torch
 from osciformer._types import Bool, Complex, Float, Tensor
 
 _CHUNK, _CPU_CHUNK = 1 << 22, 1 << 18  # numbers at a time; on a CPU they stay in the cache
-_INNER = 64
+_INNER = 64  # lines of a block: the second of the two exponentials takes so many
 
 
 def line_sums(
@@ -27,6 +27,7 @@ def line_sums(
         step: Spacing f of the lines, in turns a unit of time.
         lines: Their number L.
     """
+
     def sums(times: Tensor, kicks: Tensor) -> Tensor:
         return _Waves(times, step, lines).sums(kicks)
 
@@ -65,13 +66,14 @@ def variance_shares(
     ) -> Tensor:
         waves = _Waves(times, step, lines)
         found = waves.sums(kicks), waves.sums(weights), waves.sums(weights, power=2)
-        (a, b), (one, one_b), (two, two_b) = (torch.view_as_real(x).double().unbind(-1) for x in found)
+        parts = (torch.view_as_real(x).double().unbind(-1) for x in found)
+        (a, b), (cos, sin), (cos_two, sin_two) = parts
         # Products of cosine and sine without their means: the best sine beside a mean.
-        cosine = 0.5 * (count + two) - one.square() / count
-        sine = 0.5 * (count - two) - one_b.square() / count
-        both = 0.5 * two_b - one * one_b / count
-        fitted = sine * a.square() + cosine * b.square() - 2.0 * both * a * b
-        share = fitted / torch.maximum(cosine * sine - both.square(), 1e-3 * count.square())
+        cosine = 0.5 * (count + cos_two) - cos.square() / count
+        sine = 0.5 * (count - cos_two) - sin.square() / count
+        mixed = 0.5 * sin_two - cos * sin / count
+        fitted = sine * a.square() + cosine * b.square() - 2.0 * mixed * a * b
+        share = fitted / torch.maximum(cosine * sine - mixed.square(), 1e-3 * count.square())
         return (share / total.clamp(min=1e-12)).clamp(0.0, 1.0)
 
     return _in_parts(shares, lines, times, kicks, weights, count, total), count, total
@@ -97,7 +99,8 @@ class _Waves:
         low = torch.arange(inner, dtype=torch.float64, device=times.device)
         turns = times * step
         self.lines = lines
-        self.high, self.low = _spin(turns[:, None, :] * high[:, None]), _spin(turns[..., None] * low)
+        self.high = _spin(turns[:, None, :] * high[:, None])  # [B, L / inner, N]
+        self.low = _spin(turns[..., None] * low)  # [B, N, inner]
 
     def sums(self, kicks: Float[Tensor, "B N F"], power: int = 1) -> Complex[Tensor, "B F L"]:
         """Return what `line_sums` does, of lines with `power` times the frequencies."""

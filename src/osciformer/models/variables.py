@@ -181,9 +181,7 @@ class VariableEncoder(nn.Module):
         counts = (count >= _FEWEST_VALUES) & (total > 1e-12) & (lines < self.lines.count)
         return size.masked_fill_(~counts, 0.0)
 
-    def _reads(
-        self, values: Tensor, times: Tensor, known: Tensor
-    ) -> Float[Tensor, "B F R"]:
+    def _reads(self, values: Tensor, times: Tensor, known: Tensor) -> Float[Tensor, "B F R"]:
         last = self.num_reads - 1
         span = times.amax(dim=1, keepdim=True)
         times = times * (last / torch.where(span > 0, span, 1.0))
