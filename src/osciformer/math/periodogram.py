@@ -65,7 +65,8 @@ def variance_shares(
         times: Tensor, kicks: Tensor, weights: Tensor, count: Tensor, total: Tensor
     ) -> Tensor:
         waves = _Waves(times, step, lines)
-        found = waves.sums(kicks), waves.sums(weights), waves.sums(weights, power=2)
+        twice = _Waves(times, 2.0 * step, lines)  # squares of the others would err by more
+        found = waves.sums(kicks), waves.sums(weights), twice.sums(weights)
         parts = (torch.view_as_real(x).double().unbind(-1) for x in found)
         (a, b), (cos, sin), (cos_two, sin_two) = parts
         # Products of cosine and sine without their means: the best sine beside a mean.
@@ -102,11 +103,10 @@ class _Waves:
         self.high = _spin(turns[:, None, :] * high[:, None])  # [B, L / inner, N]
         self.low = _spin(turns[..., None] * low)  # [B, N, inner]
 
-    def sums(self, kicks: Float[Tensor, "B N F"], power: int = 1) -> Complex[Tensor, "B F L"]:
-        """Return what `line_sums` does, of lines with `power` times the frequencies."""
-        high, low = self.high**power, self.low**power
-        kicked = kicks.float().transpose(1, 2)[:, :, None, :] * high[:, None]
-        found = kicked.flatten(1, 2) @ low
+    def sums(self, kicks: Float[Tensor, "B N F"]) -> Complex[Tensor, "B F L"]:
+        """Return what `line_sums` does."""
+        kicked = kicks.float().transpose(1, 2)[:, :, None, :] * self.high[:, None]
+        found = kicked.flatten(1, 2) @ self.low
         return found.unflatten(1, (kicks.shape[2], -1)).flatten(2)[..., : self.lines]
 
 
