@@ -175,7 +175,7 @@ class VariableEncoder(nn.Module):
             times, values, known, self.lines.step, self.lines.most
         )
         twice = (2.0 * count * share).sqrt_().sub_(2.0 * _NOISE)
-        # The inverse hyperbolic sine, in a fifth of the time of torch's; nothing here is below -2.
+        # The inverse hyperbolic sine, faster than torch's; it would cancel far below -2 alone.
         size = twice.square().add_(1.0).sqrt_().add_(twice).log_()
         lines = torch.arange(self.lines.most, device=values.device)
         counts = (count >= _FEWEST_VALUES) & (total > 1e-12) & (lines < self.lines.count)
