@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 
 from osciformer._types import Bool, Complex, Float, Tensor
 
-_CHUNK = 1 << 22  # numbers at a time
+_CHUNK, _CPU_CHUNK = 1 << 22, 1 << 18  # numbers at a time; on a CPU they stay in the cache
+_INNER = 64  # lines of a block: the second of the two exponentials takes so many
 
 
 def line_sums(
@@ -25,24 +27,11 @@ def line_sums(
         step: Spacing f of the lines, in turns a unit of time.
         lines: Their number L.
     """
-    rows, width = kicks.shape[1:]
-    inner = min(64, lines)
-    outer = -(-lines // inner)
-    high = torch.arange(outer, dtype=torch.float64, device=times.device) * inner + 1.0
-    low = torch.arange(inner, dtype=torch.float64, device=times.device)
 
     def sums(times: Tensor, kicks: Tensor) -> Tensor:
-        turns = times * step
-        ahead = _spin(turns[:, None, :] * high[:, None])
-        kicked = kicks.float().transpose(1, 2)[:, :, None, :] * ahead[:, None]
-        found = kicked.flatten(1, 2) @ _spin(turns[:, :, None] * low)
-        return found.unflatten(1, (width, outer)).flatten(2)[..., :lines]
+        return _Waves(times, step, lines).sums(kicks)
 
-    if torch.compiler.is_compiling():  # which cannot count chunks of a batch of any size
-        return sums(times, kicks)
-    size = max(1, _CHUNK // max(1, rows * (outer * width + inner)))
-    parts = zip(times.split(size), kicks.split(size), strict=True)
-    return torch.cat([sums(*part) for part in parts])
+    return _in_parts(sums, lines, times, kicks)
 
 
 def variance_shares(
@@ -68,19 +57,27 @@ def variance_shares(
         The shares, the numbers of known values (1 at least), and their squares about the mean.
     """
     kicks, count, total = centred(values, known)
-    sums = line_sums(times, kicks, step, lines)
     weights = known.double()
     if not torch.compiler.is_compiling() and bool((known == known[..., :1]).all()):
         weights = weights[..., :1]  # all variables are in all rows: one set of weights serves them
-    one = line_sums(times, weights, step, lines)
-    two = line_sums(times, weights, 2.0 * step, lines)
-    # Products of cosine and sine without their means: the best sine beside a mean.
-    cosine = 0.5 * (count + two.real) - one.real**2 / count
-    sine = 0.5 * (count - two.real) - one.imag**2 / count
-    both = 0.5 * two.imag - one.real * one.imag / count
-    fitted = sine * sums.real**2 + cosine * sums.imag**2 - 2.0 * both * sums.real * sums.imag
-    share = fitted / torch.maximum(cosine * sine - both**2, 1e-3 * count**2)
-    return (share / total.clamp(min=1e-12)).clamp(0.0, 1.0), count, total
+
+    def shares(
+        times: Tensor, kicks: Tensor, weights: Tensor, count: Tensor, total: Tensor
+    ) -> Tensor:
+        waves = _Waves(times, step, lines)
+        twice = _Waves(times, 2.0 * step, lines)  # squares of the others would err by more
+        found = waves.sums(kicks), waves.sums(weights), twice.sums(weights)
+        parts = (torch.view_as_real(x).double().unbind(-1) for x in found)
+        (a, b), (cos, sin), (cos_two, sin_two) = parts
+        # Products of cosine and sine without their means: the best sine beside a mean.
+        cosine = 0.5 * (count + cos_two) - cos.square() / count
+        sine = 0.5 * (count - cos_two) - sin.square() / count
+        mixed = 0.5 * sin_two - cos * sin / count
+        fitted = sine * a.square() + cosine * b.square() - 2.0 * mixed * a * b
+        share = fitted / torch.maximum(cosine * sine - mixed.square(), 1e-3 * count.square())
+        return (share / total.clamp(min=1e-12)).clamp(0.0, 1.0)
+
+    return _in_parts(shares, lines, times, kicks, weights, count, total), count, total
 
 
 def centred(
@@ -93,6 +90,38 @@ def centred(
     return kicks, count[..., None], kicks.square().sum(1)[..., None]
 
 
+class _Waves:
+    """All lines at all times, as products of two exponentials."""
+
+    def __init__(self, times: Float[Tensor, "B N"], step: float | Tensor, lines: int) -> None:
+        inner = min(_INNER, lines)
+        outer = -(-lines // inner)
+        high = torch.arange(outer, dtype=torch.float64, device=times.device) * inner + 1.0
+        low = torch.arange(inner, dtype=torch.float64, device=times.device)
+        turns = times * step
+        self.lines = lines
+        self.high = _spin(turns[:, None, :] * high[:, None])  # [B, L / inner, N]
+        self.low = _spin(turns[..., None] * low)  # [B, N, inner]
+
+    def sums(self, kicks: Float[Tensor, "B N F"]) -> Complex[Tensor, "B F L"]:
+        """Return what `line_sums` does."""
+        kicked = kicks.float().transpose(1, 2)[:, :, None, :] * self.high[:, None]
+        found = kicked.flatten(1, 2) @ self.low
+        return found.unflatten(1, (kicks.shape[2], -1)).flatten(2)[..., : self.lines]
+
+
+def _in_parts(function: Callable[..., Tensor], lines: int, *given: Tensor) -> Tensor:
+    """Return what a function gives for times and kicks, of so many series that memory is small."""
+    if torch.compiler.is_compiling():  # which cannot count chunks of a batch of any size
+        return function(*given)
+    rows, width = given[1].shape[1:]
+    inner = min(_INNER, lines)
+    chunk = _CPU_CHUNK if given[0].device.type == "cpu" else _CHUNK
+    size = max(1, chunk // max(1, rows * (-(-lines // inner) * width + inner)))
+    parts = zip(*(x.split(size) for x in given), strict=True)
+    return torch.cat([function(*part) for part in parts])
+
+
 def _spin(turns: Tensor) -> Tensor:
-    angle = ((turns - turns.round()) * (2.0 * math.pi)).float()  # exact for times of any size
-    return torch.polar(torch.ones_like(angle), angle)
+    angle = turns.round().sub_(turns).mul_(-2.0 * math.pi).float()  # exact for times of any size
+    return torch.view_as_complex(torch.stack((angle.cos(), angle.sin()), dim=-1))

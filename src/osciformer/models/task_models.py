@@ -232,7 +232,11 @@ def summarise_series(
     """
     measured = ~values.isnan() & mask[..., None]
     count = measured.sum(dim=1)
-    last, age = (known[:, -1] for known in forward_fill(values, times, mask))
+    rows = torch.arange(values.shape[1], device=values.device)[:, None]
+    latest = torch.where(measured, rows, 0).amax(dim=1)
+    last = values.gather(1, latest[:, None])[:, 0]
+    times = clean_times(times, mask)
+    age = (times[:, -1:] - times.gather(1, latest)).to(values.dtype)
     first = values.gather(1, measured.to(torch.uint8).argmax(dim=1, keepdim=True))[:, 0]
     mean = torch.where(measured, values, 0.0).sum(dim=1) / count.clamp(min=1)
 

@@ -341,6 +341,10 @@ class _Pairs:
         self.mask, self.strict, self.scale = inputs.mask, inputs.strict, inputs.scale
         self.average, self.return_weights = inputs.value == "average", inputs.return_weights
         self.tiny, self.ahead, self.row_blocks = tiny, ahead, rows
+        self.lengths = [self.cols.shape[1]] * len(self.cols)  # up to the last present key
+        if self.mask is not None:
+            places = torch.arange(1, self.cols.shape[1] + 1)
+            self.lengths = torch.where(self.mask, places, 1).amax(1).tolist()
         self.heads = inputs.keys.start.shape[2]
         num_factors = inputs.keys.start.numel() * len(rows)
         num_pairs = self.rows.numel() * self.cols.shape[1] * self.heads
@@ -357,15 +361,21 @@ class _Pairs:
         longest = max(x.stop - x.start for x in self.row_blocks)
         group = max(1, _TILE // (longest * num_keys * self.heads))
         for b in range(0, batch, group):
+            series = slice(b, min(b + group, batch))
+            stop = max(self.lengths[series])
             for rows in self.row_blocks:
-                yield self._block(slice(b, min(b + group, batch)), rows)
+                # Series of one batch are much alike in length, those of one group more so. If the
+                # rows are the keys, those after the last one are padding, and stay empty.
+                end = min(rows.stop, stop) if self.is_self else rows.stop
+                if rows.start < end:
+                    yield self._block(series, slice(rows.start, end), stop)
 
-    def _block(self, series: slice, rows: slice) -> _Block:
+    def _block(self, series: slice, rows: slice, stop: int) -> _Block:
         (_, num_rows), num_keys = self.rows.shape, self.cols.shape[1]
-        times, cols, stop = self.rows[series, rows], self.cols[series], num_keys
+        times, cols = self.rows[series, rows], self.cols[series, :stop]
         if len(self.row_blocks) > 1:
             stop = max(1, int((cols <= times[:, -1:]).sum(1).max()))
-        cols = cols[:, :stop]
+            cols = cols[:, :stop]
         gap = times[:, :, None] - cols[:, None]
         hidden = gap <= 0 if self.strict else gap < 0
         if self.mask is not None:
@@ -516,8 +526,8 @@ class _Attention(torch.autograd.Function):
         query = _by_channel(q).mul_(pairs.scale)
         of_keys = _amplitudes(key_constants, _by_side(k, k_velocity), 3)
         of_values = _amplitudes(value_constants, _by_side(v, v_velocity), 2 + pairs.average)
-        out = torch.empty_like(query)
-        lse = torch.empty(batch, heads, num_rows)
+        out = torch.zeros_like(query)
+        lse = torch.full((batch, heads, num_rows), -torch.inf)
         near_out = query.new_zeros(batch * num_rows, heads, channels)
         weights = torch.zeros(batch, heads, num_rows, k.shape[1]) if pairs.return_weights else None
         kept, scratch = [], _Scratch()
@@ -558,7 +568,7 @@ class _Attention(torch.autograd.Function):
         excess = (excess if grads[1] is None else excess - grads[1]).unsqueeze(-1)
         grad, query = _by_channel(grad_out), _by_channel(q).mul_(pairs.scale)
         key_tokens, value_tokens = _by_side(k, k_velocity), _by_side(v, v_velocity)
-        of_query = torch.empty_like(query)
+        of_query = torch.zeros_like(query)
         sizes = (3, 2 + pairs.average)
         of_keys, of_values = ([torch.zeros_like(key_tokens[0]) for _ in range(n)] for n in sizes)
         if not kept:
