@@ -215,11 +215,12 @@ def pair_forward(t, out_ptr, lse_ptr, STRICT: tl.constexpr, K: tl.constexpr):
     at = locate(t)
     rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     inside = rows < at.rows
-    wide = tl.arange(0, K.C)
+    C: tl.constexpr = K.C
+    wide = tl.arange(0, C)
     last = times_of(t.row_times, at, tl.program_id(1) * ROWS + ROWS - 1, at.rows)
     top = tl.full([ROWS], float("-inf"), tl.float32)
     mass = tl.zeros([ROWS], tl.float32)
-    acc = tl.zeros([ROWS, K.C], tl.float32)
+    acc = tl.zeros([ROWS, C], tl.float32)
     start = 0
     while (start < at.keys) & (times_of(t.key_times, at, start, at.keys) <= last):
         keys = start + tl.arange(0, KEYS)
@@ -333,18 +334,19 @@ def pair_backward(t, up, grads, odd_batch, STRICT: tl.constexpr, K: tl.constexpr
     at = locate(t)
     tile = tl.program_id(1)
     keys = tile * KEYS + tl.arange(0, KEYS)
-    wide = tl.arange(0, K.C)
+    C: tl.constexpr = K.C
+    wide = tl.arange(0, C)
     batch = odd_batch // 2
     earliest = times_of(t.key_times, at, tile * KEYS, at.keys)
-    d_k = tl.zeros([K.C, KEYS], tl.float32)
+    d_k = tl.zeros([C, KEYS], tl.float32)
     d_v, d_key_u, d_value_u = d_k, d_k, d_k
-    key_gamma = tl.zeros([K.C], tl.float32)
+    key_gamma = tl.zeros([C], tl.float32)
     key_omega2, value_gamma, value_omega2 = key_gamma, key_gamma, key_gamma
     lines = (at.series * at.heads + at.head) * at.rows
     for start in range(0, at.rows, ROWS):
         rows = start + tl.arange(0, ROWS)
         inside = rows < at.rows
-        d_q = tl.zeros([ROWS, K.C], tl.float32)
+        d_q = tl.zeros([ROWS, C], tl.float32)
         if times_of(t.row_times, at, start + ROWS - 1, at.rows) >= earliest:
             gaps = gaps_between(t, at, rows, keys, STRICT)
             # Rows that saw nothing have logits of -inf alone.
