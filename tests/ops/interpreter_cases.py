@@ -158,7 +158,7 @@ def no_blocked(monkeypatch):
 @pytest.fixture(autouse=True)
 def tiled(monkeypatch):
     """Let the tiled kernels take short series, too, for tests of their stages."""
-    monkeypatch.setattr(way_in, "PAIRED_LENGTHS", (0, 0))
+    monkeypatch.setattr(way_in, "PAIRED_LENGTH", 0)
 
 
 # --- Series. --------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from osciformer.ops import oscillator_attention
+from osciformer.ops.attention.inputs import AttentionInputs, Oscillators
 from osciformer.ops.attention.query import ConstantPath
 from osciformer.testing import assert_causal, assert_padding_invariant
 
@@ -69,6 +70,26 @@ def judged(x, **options):
 def test_each_pass_is_one_kernel(launches):
     judged(make_inputs(1, 20, channels=4))
     assert launches == ["pair_forward", "pair_backward"]
+
+
+@pytest.mark.parametrize(
+    ("size", "dtype", "is_paired"),
+    [
+        ((32, 180, 4, 32), torch.bfloat16, True),
+        ((32, 300, 4, 32), torch.bfloat16, False),
+        ((32, 180, 4, 32), torch.float32, False),
+        ((8, 180, 4, 32), torch.float32, True),
+        ((32, 1024, 8, 8), torch.float32, True),  # a head size that no tiled kernel has
+        ((32, 1025, 8, 8), torch.float32, False),
+        ((1, 20, 1, 160), torch.float32, False),
+    ],
+)
+def test_calls_of_much_work_are_for_the_tiled_kernels(size, dtype, is_paired):
+    tokens = torch.empty(size, dtype=dtype, device="meta")
+    times, spectrum = torch.empty(size[:2], device="meta"), torch.empty(size[2:], device="meta")
+    side = Oscillators(tokens, spectrum, spectrum)
+    inputs = AttentionInputs(ConstantPath(tokens), times, times, side, side)
+    assert way_in.is_paired(inputs) is is_paired
 
 
 @pytest.mark.parametrize(("length", "channels"), [(1, 1), (32, 5), (33, 24), (65, 4), (9, 32)])

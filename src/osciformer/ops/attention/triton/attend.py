@@ -20,9 +20,11 @@ from osciformer.ops.attention.ties import take_rows
 
 #: Head sizes of the tiled kernels, and dtypes of all kernels.
 CHANNELS = (16, 32, 64, 128)
-#: Up to how many rows and keys pairs are evaluated one by one, and up to which head size; beyond
-#: the first length only where the tiled kernels do not have the head size.
-PAIRED_LENGTHS, PAIRED_CHANNELS = (256, 1024), 128
+#: Up to how many rows and keys pairs may be evaluated one by one, and up to which head size.
+PAIRED_LENGTH, PAIRED_CHANNELS = 1024, 128
+#: Up to how many pairs times channels they are so where the tiled kernels have the head size, for
+#: tokens of half precision and of float32: about as long as those keep the host busy.
+PAIRED_WORK = 2**27, 2**25
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 _HAS_TRITON = importlib.util.find_spec("triton") is not None
@@ -53,11 +55,13 @@ def missing(device: torch.device, *, instead: str = "blocked") -> str | None:
 
 def is_paired(inputs: AttentionInputs) -> bool:
     """Return whether a call is one for the kernels of short series, if any kernel supports it."""
-    length = max(inputs.query_times.shape[1], inputs.key_times.shape[1])
-    channels = inputs.keys.start.shape[-1]
+    keys, rows = inputs.keys.start, inputs.query_times.shape[1]
+    length, channels = max(rows, keys.shape[1]), keys.shape[-1]
     if not isinstance(inputs.path, ConstantPath) or channels > PAIRED_CHANNELS:
         return False
-    return length <= PAIRED_LENGTHS[channels not in CHANNELS]
+    most = PAIRED_WORK[keys.dtype == torch.float32]
+    is_little = rows * keys.numel() <= most or channels not in CHANNELS
+    return length <= PAIRED_LENGTH and is_little
 
 
 def unsupported(inputs: AttentionInputs, dtype: torch.dtype) -> str | None:
