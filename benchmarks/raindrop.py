@@ -209,6 +209,7 @@ def with_joined(rows: Sequence[Row]) -> list[Row]:
 def differences(rows: Sequence[Row], rounds: int = _ROUNDS) -> dict[str, dict[str, Row]]:
     """Return how far the joined classifier is ahead of others, with intervals of resampled stays.
 
+    Without a row of it there are none.
     A stay that is in several test parts is drawn equally often in all of them.
 
     Args:
@@ -217,7 +218,9 @@ def differences(rows: Sequence[Row], rounds: int = _ROUNDS) -> dict[str, dict[st
     """
     found = {(row["method"], row["seed"]): row for row in rows}
     seeds = sorted({seed for method, seed in found if method == OURS})
-    others = [m for m in METHODS if seeds and all((m, seed) in found for seed in seeds)]
+    if not seeds:
+        return {}
+    others = [m for m in METHODS if all((m, seed) in found for seed in seeds)]
     ids = np.unique([id for seed in seeds for id in found[OURS, seed]["ids"]])
     places = [np.searchsorted(ids, found[OURS, seed]["ids"]) for seed in seeds]
     generator = np.random.default_rng(0)

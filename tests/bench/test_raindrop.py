@@ -72,8 +72,9 @@ def test_the_joined_row_is_what_the_joined_classifier_says(rows):
     assert joined["cpu_seconds"] == rows[0]["cpu_seconds"] + rows[2]["cpu_seconds"]
 
 
-def test_nothing_is_joined_without_both_parts(rows):
+def test_nothing_is_joined_or_compared_without_both_parts(rows):
     assert script.with_joined(rows[:2]) == rows[:2]
+    assert script.differences(rows[:2]) == {}
 
 
 def test_differences_are_of_the_mean_and_have_its_sign(rows):
