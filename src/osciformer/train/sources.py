@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -83,13 +83,16 @@ class SeriesSource:
     seed: int = 0
     num_workers: int = 0
     pin_memory: bool = False
+    _kept: tuple[IrregularSeries, IrregularSeries | None] | None = field(
+        default=None, init=False, repr=False
+    )
 
     def __len__(self) -> int:
         return len(self.series)
 
     def epoch(self, number: int, *, rank: int = 0, world_size: int = 1) -> EpochBatches:
         """Return the batches of an epoch for one of several processes."""
-        inputs, queries = self._split((self.seed, number)) if self.shuffle else self._fixed_split
+        inputs, queries = self._split(number)
         settings = {**_order(self, rank, world_size), **self._loading}
         loader = make_loader(inputs, labels=self.labels, queries=queries, **settings)
         loader.sampler.set_epoch(number)  # type: ignore[attr-defined]
@@ -99,16 +102,18 @@ class SeriesSource:
     def _loading(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in ("weight", "num_workers", "pin_memory")}
 
-    def _split(self, seed: int | tuple[int, int]) -> tuple[IrregularSeries, IrregularSeries | None]:
+    def _split(self, number: int) -> tuple[IrregularSeries, IrregularSeries | None]:
+        """Return inputs and queries of an epoch, or of all epochs if they are alike."""
+        if self._kept is not None:
+            return self._kept
         assert isinstance(self.series, IrregularSeries)
-        series = self.series.replace(labels=None)
-        if self.draw is None:
-            return series, None
-        return self.draw(series, np.random.default_rng(seed))
-
-    @functools.cached_property
-    def _fixed_split(self) -> tuple[IrregularSeries, IrregularSeries | None]:
-        return self._split(self.seed)
+        inputs, queries = self.series.replace(labels=None), None
+        if self.draw is not None:
+            seed = (self.seed, number) if self.shuffle else self.seed
+            inputs, queries = self.draw(inputs, np.random.default_rng(seed))
+        if not self.shuffle:
+            self._kept = inputs, queries
+        return inputs, queries
 
 
 class StreamSource(SeriesSource):
