@@ -69,7 +69,19 @@ def test_a_report_has_every_table_and_counts_suites_alike(tmp_path, capsys):
     assert lines[0] == "| gru_d | 75 % | 1.0 | 2.0 |"
     assert lines[1] == "| osciformer | 75 % | 2.5 | 1.0 |"
     assert lines[2] == "| transformer | 50 % | 2.5 | - |"
-    assert (tmp_path / "table_xor.png").stat().st_size > 5000
+    assert (tmp_path / "table_xor_small.png").stat().st_size > 5000
+    assert text.count("](table_xor_small.png)") == text.count("](table_sine_small.png)") == 1
+
+
+def test_two_files_of_a_suite_count_together_and_equal_scores_are_drawn(tmp_path):
+    # The mean of three such numbers lies beside them.
+    scores = {"osciformer": [0.1, 0.1, 0.1], "gru_d": [0.2] * 3, "constant": [0.3] * 3}
+    first = write(tmp_path / "a.json", "sine", scores, "regression", "rmse")
+    second = write(tmp_path / "b.json", "sine", {**scores, "gru_d": [0.0]}, "regression", "rmse")
+    page = tmp_path / "page.md"
+    given = ["report", str(first), str(second), "-o", str(page), "--pictures", str(tmp_path)]
+    assert main(given) == 0
+    assert "| osciformer | 75 % | 1.5 |" in page.read_text()
 
 
 def test_files_without_a_table_are_refused(tmp_path):

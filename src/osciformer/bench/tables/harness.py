@@ -242,7 +242,8 @@ class Table(Benchmark):
                 for height, name in enumerate(names):
                     found = [r["scores"][test][metric] for r in mine if r["model"] == name]
                     if found:
-                        mean = statistics.fmean(found)
+                        # Rounding may put the mean of equal scores beside them.
+                        mean = min(max(statistics.fmean(found), min(found)), max(found))
                         reach = [[mean - min(found)], [max(found) - mean]]
                         axis.errorbar(mean, height, xerr=reach, **marks)
             axis.set(ylim=(len(names) - 0.5, -0.5), xlabel=metric, title=case)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 from collections import defaultdict
 from collections.abc import Sequence
@@ -41,15 +42,16 @@ def main(argv: Sequence[str]) -> int:
     lines = ["# Tables of models", "", *leaderboard(found)]
     for table, document in found:
         heading, *rest = table.tables_of(document)
-        lines += ["", *(line if line[:1] != "#" else "#" + line for line in (heading, *rest))]
-        if options.pictures is None:
-            continue
-        for name, draw in table.figures().items():
+        lines += ["", "#" + heading]
+        for name, draw in table.figures().items() if options.pictures is not None else ():
             figure = draw(document)
-            path = options.pictures / f"{name}.png"
+            path = options.pictures / f"{name}_{document.settings['size']}.png"
             with replacing(path) as part:
                 figure.savefig(part, dpi=110)
             progress(f"drew {path}")
+            shown = Path(os.path.relpath(path, options.output.parent)).as_posix()
+            lines += ["", f"![{table.name}, size {document.settings['size']}]({shown})"]
+        lines += ["#" + line if line[:1] == "#" else line for line in rest]
     write_text(options.output, "\n".join(lines) + "\n")
     progress(f"wrote {options.output}: {len(found)} tables")
     return 0
@@ -96,7 +98,7 @@ def leaderboard(found: Sequence[tuple[Table, Document]]) -> list[str]:
     collected: dict[str, dict[str, list[Place]]] = defaultdict(dict)
     for table, document in found:
         for model, some in places(table, document).items():
-            collected[model][table.name] = some
+            collected[model].setdefault(table.name, []).extend(some)
     suites = list(dict.fromkeys(table.name for table, _ in found))
     body = []
     for model, by_suite in collected.items():
