@@ -8,7 +8,7 @@ split that the seed 42 of scikit-learn decides; a seed decides the randomness of
 What was measured before hour 24 is seen, all later values are asked at their times. Values are
 scaled by the least and the largest value of training and validation stays. The squared and the
 absolute error are means over the values of a variable, then over the variables that are asked at
-all; one that is constant (MechVent) counts, with an error of 0. Theirs are 12,000 stays of three
+all; one that is constant (MechVent) counts, in its own unit. Theirs are 12,000 stays of three
 sets, in the order of a file system; here are those of set-a and set-b, in the order of their
 numbers. Of several values of a minute the last counts, theirs is the mean; a weight of -1 is
 missing here, and is a value there.
@@ -116,7 +116,7 @@ def score(mean: np.ndarray, median: np.ndarray, scale: Scale, asked: IrregularSe
         asked: The true values; NaN is not asked.
     """
     is_asked = ~np.isnan(asked.values)
-    # A variable that was not seen to change has no unit; the paper's scaling makes its error 0.
+    # A variable that was not seen to change has no range, and keeps its unit.
     squared, absolute = (
         np.where(is_asked, power((found - asked.values) / scale.span), 0.0)
         for power, found in ((np.square, mean), (np.abs, median))

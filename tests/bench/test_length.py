@@ -58,10 +58,13 @@ def test_exponents_are_slopes_of_the_last_lengths(tmp_path):
     document.add({"row": "transformer"}, {k: v for k, v in row.items() if k != "row"})
     line = next(x for x in length.SUITE.tables_of(document) if x.startswith("| transformer"))
     assert line.split("|")[-3:-1] == [" - ", " 1.50 "]  # the length that was not tried
+    memory = [x for x in length.SUITE.tables_of(document) if x.startswith("| transformer")][1]
+    assert [cell.strip() for cell in memory.split("|")[3:9]] == ["1", "1", "?", "?", "2", "-"]
 
 
-def test_models_are_causal_encoders_of_one_layer():
-    model = length.make_model("osciformer_resonator", 8)
+@pytest.mark.parametrize("name", ["osciformer_resonator", "transformer", "mtan", "log_ncde"])
+def test_models_are_causal_encoders_of_one_layer(name):
+    model = length.make_model(name, 8)
     times = torch.rand(1, 5).sort().values
     values = torch.randn(1, 5, length.NUM_FEATURES)
     mask = torch.ones(1, 5, dtype=torch.bool)

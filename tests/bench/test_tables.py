@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import numpy as np
@@ -24,7 +25,7 @@ from osciformer.bench.tables import (
     xor,
 )
 from osciformer.bench.tables.harness import Table, find_table, run_cell
-from osciformer.bench.tables.models import Fitted, Model, find_model, spectra
+from osciformer.bench.tables.models import Fitted, Model, find_model, peak, spectra
 from osciformer.bench.tables.problem import Part, Problem, rmse, split_in_three
 from osciformer.data import IrregularSeries
 
@@ -128,6 +129,15 @@ def test_a_stopped_run_goes_on_and_failed_jobs_are_tried_again(spy, tmp_path):
     assert spy.fits[count:] == [(0.0, 1)]
 
 
+def test_answers_that_are_not_finite_are_a_failed_job(spy, tmp_path):
+    spy.table.load("case", 0, {})
+    model = Model(lambda *_: Fitted(lambda part: np.full(part.truth.shape, np.nan), {}), ({},))
+    spy.table = dataclasses.replace(spy.table, own={"spy": model})
+    status, rows = run(spy.table, tmp_path, "--models=spy", "--seeds=1")
+    assert status == 1
+    assert rows[0]["error"] == "its answers to a test part are not finite"
+
+
 def test_a_score_without_its_trials_says_so(spy, tmp_path):
     job = {"case": "case", "model": "spy", "seed": 1, "trial": None}
     settings = {"suite": "toy", "size": "small", "file": str(tmp_path / "none.json")}
@@ -211,6 +221,16 @@ def test_spectra_are_those_of_scipy():
         values = one.values[:, 0].astype(float)
         theirs = lombscargle(one.times, values, omega, normalize=True, floating_mean=True)
         np.testing.assert_allclose(mine, theirs, atol=2e-4)
+
+
+def test_a_peak_is_between_the_lines_of_the_grid():
+    generator, true = np.random.default_rng(0), np.array([2.1, 3.27, 4.6])
+    times = [np.sort(generator.uniform(0, 10, 200)) for _ in true]
+    values = [np.sin(2 * np.pi * f * t) for f, t in zip(true, times, strict=True)]
+    part = Part(IrregularSeries.from_arrays(times, values, labels=true))
+    problem = Problem("regression", part, part, {"test": part})
+    found = peak(0.05, 120, first=20, unit=2.0).fit(problem, {}, 0).predict(part)
+    np.testing.assert_allclose(found, 2.0 * true, atol=0.01)
 
 
 def test_spirals_are_of_both_families_and_least_squares_finds_them():

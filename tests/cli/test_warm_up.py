@@ -10,7 +10,11 @@ import pytest
 import torch
 
 from osciformer.cli import warm_up
+from osciformer.ops.attention import triton
+from osciformer.ops.attention.inputs import AttentionInputs, Oscillators
+from osciformer.ops.attention.query import ConstantPath
 from osciformer.ops.attention.triton import compilation
+from osciformer.ops.attention.triton.attend import is_paired
 
 Call = Callable[..., Any]
 
@@ -50,7 +54,7 @@ def test_kernels_are_counted_and_found(
 ) -> None:
     lengths = []
 
-    def compiling(layer: Any, length: int, dtype: str, device: torch.device) -> None:
+    def compiling(layer: Any, batch: int, length: int, dtype: str, device: torch.device) -> None:
         lengths.append(length)
         folder = tmp_path / f"{layer.value}-{length}-{dtype}"
         if not folder.exists():
@@ -65,14 +69,28 @@ def test_kernels_are_counted_and_found(
     assert "6 kernels were compiled" in first.out
     assert f"{tmp_path} has 6 MiB" in first.out
     assert "all kernels were there" in second.out
-    assert sorted({*lengths}) == list(warm_up.LENGTHS)
+    assert sorted({*lengths}) == [length for _, length in warm_up.SHAPES]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("channels", triton.CHANNELS)
+def test_each_shape_is_for_kernels_of_its_own(channels: int, dtype: torch.dtype) -> None:
+    found = []
+    for size in warm_up.SHAPES:
+        tokens = torch.empty(*size, 1, channels, dtype=dtype, device="meta")
+        times, spectrum = torch.empty(size), torch.empty(1, channels)
+        side = Oscillators(tokens, spectrum, spectrum)
+        found.append(is_paired(AttentionInputs(ConstantPath(tokens), times, times, side, side)))
+    # The tiles of the first shape are those of the second.
+    assert found[1:] == [False, False]
+    assert found[0] or channels == max(triton.CHANNELS)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_layer_runs_forward_and_backward(dtype: str) -> None:
     (group,) = warm_up.default_layers([16], [dtype])
     before = [x.detach().clone() for x in group.layers[0].parameters()]
-    warm_up.run_layer(group.layers[0], 5, dtype, torch.device("cpu"))
+    warm_up.run_layer(group.layers[0], 2, 5, dtype, torch.device("cpu"))
     assert all(map(torch.equal, before, group.layers[0].parameters()))
     assert all(x.grad is None for x in group.layers[0].parameters())
 

@@ -76,6 +76,14 @@ def test_equals_the_oracle(rows, value, direction):
 
 
 @pytest.mark.usefixtures("no_blocked")
+@pytest.mark.parametrize("direction", ["causal", "bidirectional"])
+def test_rows_that_are_padding_see_what_is_before_them(direction):
+    x, mask = short_case(2, 8), torch.ones(2, 8, dtype=torch.bool)
+    mask[0, 6:] = mask[1, 4:] = False
+    judged(x, 1e-6, direction=direction, mask=mask)
+
+
+@pytest.mark.usefixtures("no_blocked")
 @pytest.mark.parametrize("value", ["average", "point"])
 def test_without_velocities_equals_the_oracle(value):
     judged(short_case(1, 6, extras=False), 1e-6, value=value)

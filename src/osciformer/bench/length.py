@@ -73,15 +73,12 @@ class Lengths(Benchmark):
             "on a CPU, of events on a GPU. The exponent is that of the time over the last "
             f"{FITTED} lengths. A dash is a length that was not tried, since a step at the one "
             f"before took over {MOST_SECONDS:.0f} s, or it would have needed more than "
-            f"{MOST_MIB / 1000:.0f} GB.",
+            f"{MOST_MIB / 1000:.0f} GB; a question mark is a memory that could not be told.",
         ]
         for key, what in (("ms", "Milliseconds"), ("mib", "Peak memory, MiB")):
             body = []
             for row in self._found(document):
-                known = [
-                    f"{x:,.3g}" if x < 1000 else f"{x:,.0f}" for x in row[key] if x is not None
-                ]
-                cells = known + ["-"] * (len(lengths) - len(known))
+                cells = [_cell(x) for x in row[key]] + ["-"] * (len(lengths) - len(row[key]))
                 body.append([row["row"], f"{row['parameters']:,}", *cells, exponent(row, key)])
             columns = ["model", "parameters", *(f"N = {n:,}" for n in lengths), "exponent"]
             lines += ["", f"## {what}", "", *markdown_table(columns, body)]
@@ -139,7 +136,7 @@ def make_model(name: str, dim: int) -> Backbone:
         settings = {"backbone": "osciformer", "blocks": OURS[name]}
     sizes: Any = {"input_dim": NUM_FEATURES, "output_dim": 1, "dim": dim, "num_heads": HEADS}
     config = SeriesModelConfig(**sizes, dropout=0.0, **settings)
-    return make_backbone(config, NUM_FEATURES)
+    return make_backbone(config, NUM_FEATURES, direction="causal")
 
 
 def make_step(

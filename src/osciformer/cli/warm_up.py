@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 HEAD_SIZES = range(1, 129)
 DTYPES = ("float32", "bfloat16", "float16")
-#: Lengths of series that take all kernels: short or within a tile, within a span, over several.
-LENGTHS = (40, 300, 1200)
+#: Batch sizes and lengths that take all kernels: of pairs, of one span of tiles, of several spans.
+SHAPES = ((2, 40), (128, 300), (2, 1200))
 
 _RUN = Argument(help="Run folder or model file, for the kernels that it needs.")
 _HEAD_SIZE = Option(help="Channels a head, 1 to 128. May be given several times.")
@@ -125,12 +125,12 @@ def prepare_kernels(groups: Sequence[Layers], device: torch.device) -> int:
         for group in groups:
             # Other head sizes have kernels of short series alone.
             calls = [
-                (layer, length)
+                (layer, *shape)
                 for layer in group.layers
-                for length in (LENGTHS if layer.inner_dim in CHANNELS else LENGTHS[:1])
+                for shape in (SHAPES if layer.inner_dim in CHANNELS else SHAPES[:1])
             ]
             task = bar.add_task(group.name, total=len(calls))
-            for layer, length in calls:
+            for layer, batch, length in calls:
                 # Kernels are compiled together; the bar moves by each of them.
                 begun = bar.tasks[task].completed
 
@@ -138,12 +138,14 @@ def prepare_kernels(groups: Sequence[Layers], device: torch.device) -> int:
                     bar.update(task, completed=begun + done / (count + 1))
 
                 with compilation.watched(watch):
-                    run_layer(layer, length, group.dtype, device)
+                    run_layer(layer, batch, length, group.dtype, device)
                 bar.update(task, completed=begun + 1)
     return count_kernels() - before
 
 
-def run_layer(layer: OscillatorAttention, length: int, dtype: str, device: torch.device) -> None:
+def run_layer(
+    layer: OscillatorAttention, batch: int, length: int, dtype: str, device: torch.device
+) -> None:
     """Run a copy of a layer forward and backward, as a training does."""
     import copy
 
@@ -151,9 +153,9 @@ def run_layer(layer: OscillatorAttention, length: int, dtype: str, device: torch
 
     layer = copy.deepcopy(layer).to(device).train()
     number = getattr(torch, dtype)
-    x = torch.randn(2, length, layer.dim, device=device, requires_grad=True)
-    times = torch.rand(2, length, device=device).sort(dim=1).values
-    mask = torch.ones(2, length, dtype=torch.bool, device=device)
+    x = torch.randn(batch, length, layer.dim, device=device, requires_grad=True)
+    times = torch.rand(batch, length, device=device).sort(dim=1).values
+    mask = torch.ones(batch, length, dtype=torch.bool, device=device)
     with torch.autocast(device.type, number, enabled=number != torch.float32):
         out = layer(x, times, mask)
     out.float().sum().backward()

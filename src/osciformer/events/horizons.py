@@ -264,8 +264,9 @@ def score_horizon(
     So an event is never moved further than it may be away to be matched.
     """
     costs = [tolerance / 2.0 for tolerance in tolerances]
+    distances = transport_distance(forecast.sequence, actual, costs)
     return HorizonScores(
         t_map=temporal_average_precision(forecast, actual, tolerances),
-        transport=float(transport_distance(forecast.sequence, actual, costs).mean()),
+        transport=float(distances.mean()) if len(distances) else float("nan"),
         num_histories=len(actual),
     )

@@ -181,8 +181,9 @@ class Table(Benchmark):
         size = document.settings["size"]
         budget = ", ".join(f"{key} {value}" for key, value in self.sizes[size].items())
         return (
-            f"Size {size}: {budget}. Mean ± standard deviation over seeds; in brackets their "
-            "number where it is not that of the others. Seconds are those of an epoch (of a whole "
+            f"Size {size}: {budget}. Mean ± standard deviation over seeds, 0 for a model without "
+            "randomness where all seeds have the same data; in brackets their number where it is "
+            "not that of the others. Seconds are those of an epoch (of a whole "
             "fit without a network): of one processor, or by the clock where cuda stands behind "
             "them. MiB is what a fit adds to the memory of the process, or of the device."
         )
@@ -289,6 +290,8 @@ def run_cell(job: Job, settings: Mapping[str, Any], *, device: str = "cpu") -> R
     row |= fitted.facts
     if not is_trial:
         row["scores"] = {name: _scores(fitted, p, metrics) for name, p in problem.tests.items()}
+        if not all(math.isfinite(x) for one in row["scores"].values() for x in one.values()):
+            raise FloatingPointError("its answers to a test part are not finite")
         row["test_sizes"] = {name: len(part.truth) for name, part in problem.tests.items()}
         if table.keep is not None and job["seed"] == 0:
             row |= table.keep(problem, fitted)

@@ -279,7 +279,13 @@ def peak(step: float, lines: int, *, first: int = 1, unit: float = 1.0) -> Model
     """
 
     def predict(part: Part) -> np.ndarray:
-        power = spectra(part.series, step, lines)[:, 0, first - 1 :]
-        return unit * step * (power.argmax(axis=1) + first)
+        power = spectra(part.series, step, lines)[:, 0]
+        best = power[:, first - 1 :].argmax(axis=1) + first - 1
+        # The top of a parabola through three lines: else the grid would bound the error.
+        near = np.clip(best[:, None] + np.arange(-1, 2), 0, lines - 1)
+        low, top, high = np.take_along_axis(power, near, axis=1).T
+        bend = low - 2.0 * top + high
+        shift = np.where(bend < 0, 0.5 * (low - high) / np.where(bend < 0, bend, -1.0), 0.0)
+        return unit * step * (best + 1 + shift.clip(-0.5, 0.5))
 
     return Model(lambda problem, chosen, seed: Fitted(predict, {}), tasks=("regression",))

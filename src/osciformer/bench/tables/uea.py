@@ -90,7 +90,8 @@ SUITE = Table(
         "random; the rows that stay keep their times. The archive's own training and test series; "
         "a fifth of the training series is held back for validation, class by class; a seed "
         "decides what is dropped and held back. `resampled` and `partial` are published splits of "
-        "all series 70/15/15 (those `partial` lack some training series), a fold a seed. Epochs "
+        "all series 70/15/15 (those `partial` lack some training series), a fold a seed; settings "
+        "are chosen on the first fold, which has most test series of the others. Epochs "
         "are those of `training_length`, 600 steps or 15 passes, times `times`."
     ),
     published={

@@ -364,11 +364,8 @@ class _Pairs:
             series = slice(b, min(b + group, batch))
             stop = max(self.lengths[series])
             for rows in self.row_blocks:
-                # Series of one batch are much alike in length, those of one group more so. If the
-                # rows are the keys, those after the last one are padding, and stay empty.
-                end = min(rows.stop, stop) if self.is_self else rows.stop
-                if rows.start < end:
-                    yield self._block(series, slice(rows.start, end), stop)
+                # Series of one batch are much alike in length, those of one group more so.
+                yield self._block(series, rows, stop)
 
     def _block(self, series: slice, rows: slice, stop: int) -> _Block:
         (_, num_rows), num_keys = self.rows.shape, self.cols.shape[1]
@@ -389,7 +386,9 @@ class _Pairs:
         # Keys after the last row of their series are hidden from all: they need only be finite.
         start = times[:, :1] + self.ahead
         key_time = (torch.minimum(cols, times[:, -1:]) - start)[:, None, None]
-        row_time = None if self.is_self else (times - start)[:, None, None]
+        # Rows after the last present key are not among the keys of the block.
+        is_among = self.is_self and rows.stop <= stop
+        row_time = None if is_among else (times - start)[:, None, None]
         where = (series, rows, slice(0, stop), key_time, row_time)
         shown = (hidden[:, None], inverse[:, None], empty if bool(empty.any()) else None)
         return _Block(*where, *shown, (b, slice(None), j, i), *near)

@@ -111,10 +111,13 @@ def prepare(kind: Hashable, rehearse: Callable[[], object], name: str) -> None:
             with recorded() as launches:
                 rehearse()
             compile_together(launches, name)
-        except Exception as error:
+        except BaseException as error:
             # What an ordinary launch would find of a compilation that failed is its error.
             for kernel in {id(one.kernel): one.kernel for one in launches}.values():
                 kernel.device_caches.clear()
+            if not isinstance(error, Exception):  # such as Ctrl-C
+                _PREPARED.discard(kind)
+                raise
             warnings.warn(
                 f"GPU kernels for {name} were not compiled together, and are compiled one after"
                 f" another, which takes minutes ({type(error).__name__}: {error})",
