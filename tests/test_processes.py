@@ -32,9 +32,12 @@ def delete_and_wait(one: SignalledWhenDeleted) -> None:
     ("number", "kind"), [(signal.SIGTERM, Terminated), (signal.SIGINT, KeyboardInterrupt)]
 )
 def test_a_signal_that_comes_as_an_object_is_deleted_is_not_lost(number, kind):
-    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    # A shell lets processes in the background ignore Ctrl-C.
+    wanted = {signal.SIGTERM: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
+    before = {one: signal.signal(one, handler) for one, handler in wanted.items()}
     try:
         with pytest.raises(kind), terminable():
             delete_and_wait(SignalledWhenDeleted(number))
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for one, handler in before.items():
+            signal.signal(one, handler)

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from osciformer.ops import oscillator_attention
-from osciformer.ops.attention.inputs import AttentionInputs, Oscillators
 from osciformer.ops.attention.query import ConstantPath
 from osciformer.testing import assert_causal, assert_padding_invariant
 
@@ -70,26 +69,6 @@ def judged(x, **options):
 def test_each_pass_is_one_kernel(launches):
     judged(make_inputs(1, 20, channels=4))
     assert launches == ["pair_forward", "pair_backward"]
-
-
-@pytest.mark.parametrize(
-    ("size", "dtype", "is_paired"),
-    [
-        ((32, 180, 4, 32), torch.bfloat16, True),
-        ((32, 300, 4, 32), torch.bfloat16, False),
-        ((32, 180, 4, 32), torch.float32, False),
-        ((8, 180, 4, 32), torch.float32, True),
-        ((32, 1024, 8, 8), torch.float32, True),  # a head size that no tiled kernel has
-        ((32, 1025, 8, 8), torch.float32, False),
-        ((1, 20, 1, 160), torch.float32, False),
-    ],
-)
-def test_calls_of_much_work_are_for_the_tiled_kernels(size, dtype, is_paired):
-    tokens = torch.empty(size, dtype=dtype, device="meta")
-    times, spectrum = torch.empty(size[:2], device="meta"), torch.empty(size[2:], device="meta")
-    side = Oscillators(tokens, spectrum, spectrum)
-    inputs = AttentionInputs(ConstantPath(tokens), times, times, side, side)
-    assert way_in.is_paired(inputs) is is_paired
 
 
 @pytest.mark.parametrize(("length", "channels"), [(1, 1), (32, 5), (33, 24), (65, 4), (9, 32)])
@@ -316,23 +295,26 @@ def test_opcheck(is_spectral):
 
 
 @pytest.mark.parametrize(
-    ("rows", "keys", "channels", "is_paired"),
+    ("rows", "size", "dtype", "is_paired"),
     [
-        (256, 256, 32, True),
-        (257, 20, 32, False),
-        (20, 257, 32, False),
-        (257, 20, 24, True),
-        (20, 1024, 4, True),
-        (20, 1025, 4, False),
-        (20, 20, 129, False),
+        (180, (32, 180, 4, 32), torch.bfloat16, True),
+        (300, (32, 180, 4, 32), torch.bfloat16, False),
+        (180, (32, 300, 4, 32), torch.bfloat16, False),
+        (180, (32, 180, 4, 32), torch.float32, False),
+        (180, (8, 180, 4, 32), torch.float32, True),
+        (20, (32, 1024, 8, 8), torch.float32, True),  # a head size that no tiled kernel has
+        (1025, (1, 20, 1, 24), torch.float32, False),
+        (20, (1, 1025, 1, 32), torch.float32, False),
+        (20, (1, 20, 1, 129), torch.float32, False),
     ],
 )
-def test_short_series_and_odd_head_sizes_take_them(rows, keys, channels, is_paired):
-    tokens = torch.empty(1, keys, 1, channels)
-    path, spectrum = ConstantPath(torch.empty(1, rows, 1, channels)), torch.ones(1, channels)
-    spectra = dict.fromkeys(SPECTRA, spectrum)
-    times = {"query_times": torch.empty(1, rows), "key_times": torch.empty(1, keys)}
-    inputs = attention_inputs(path, tokens, tokens, **times, **spectra)
+def test_calls_of_little_work_and_odd_head_sizes_take_them(rows, size, dtype, is_paired):
+    batch, keys, heads, channels = size
+    tokens = torch.empty(size, dtype=dtype, device="meta")
+    query = torch.empty(batch, rows, heads, channels, dtype=dtype, device="meta")
+    spectra = dict.fromkeys(SPECTRA, torch.ones(heads, channels))
+    times = {"query_times": torch.empty(batch, rows), "key_times": torch.empty(batch, keys)}
+    inputs = attention_inputs(ConstantPath(query), tokens, tokens, **times, **spectra)
     assert way_in.is_paired(inputs) == is_paired
-    supported = way_in.unsupported(inputs, torch.bfloat16) is None
+    supported = way_in.unsupported(inputs, dtype) is None
     assert supported == (is_paired or channels == 32)
