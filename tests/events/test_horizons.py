@@ -112,6 +112,14 @@ def test_a_forecast_of_what_came_is_perfect_and_a_late_one_is_not() -> None:
     assert found.transport == pytest.approx((6.0 + 3 * 0.25 / 0.2) / 2)
 
 
+def test_no_histories_have_no_score() -> None:
+    none = EventsAhead(np.empty((0, 3)), np.empty((0, 3), dtype=np.int64))
+    found = score_horizon(sure(none, 3), none, [0.1, 0.4])
+    assert found.num_histories == 0
+    assert np.isnan(found.t_map)
+    assert np.isnan(found.transport)
+
+
 def test_precision_of_types_by_hand() -> None:
     # Type 0: a right prediction of score 0.6 and a wrong one of 0.9, for two events.
     # Type 1: one of score 0.4, right, for one event; another of 0.1, wrong.

@@ -120,6 +120,14 @@ def main():
         warnings.simplefilter("always")
         compilation.prepare("failing", fail, "a test")
     report["failed"] = [str(one.message) for one in told]
+
+    def interrupt():
+        raise KeyboardInterrupt
+
+    try:
+        compilation.prepare("interrupted", interrupt, "a test")
+    except KeyboardInterrupt:
+        report["is_tried_again"] = "interrupted" not in compilation._PREPARED
     json.dump(report, sys.stdout)
 
 

@@ -56,6 +56,10 @@ def test_a_failure_leaves_the_ordinary_way_and_says_so(report):
     assert "no rehearsal" in line
 
 
+def test_an_interruption_gets_through_and_leaves_nothing(report):
+    assert report["is_tried_again"]
+
+
 def test_lengths_share_their_kernels(report):
     assert report["after_other_lengths"] == report["compiled"]
 
